@@ -1,0 +1,35 @@
+"""Workload: what is trained per step, and what the user fixes, limits or forbids."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from .model import Frozen
+
+Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+
+
+class MemoryMargin(Frozen):
+    """Part of the device memory kept out of reach of the plan, as a fraction of the capacity left after the context."""
+
+    fraction: Annotated[float, Field(ge=0, lt=1)] = 0.06
+
+
+class Workload(Frozen):
+    """One training step: global batch in sequences, sequence length in tokens, precision and the user's limits.
+
+    `fix` maps a column to the values it may take ({"tp": (8,), "recompute": ("none", "full")}); `forbid` holds
+    comparisons such as "pp>16"; `inside` maps a level of the network to the dimensions whose groups must stay within one of its units.
+    """
+
+    global_batch: PositiveInt
+    seq_len: PositiveInt
+    precision: Precision = "bf16"
+    fix: dict[str, tuple[str, ...]] = {}
+    forbid: tuple[str, ...] = ()
+    inside: dict[str, tuple[str, ...]] = {}
+    memory_margin: MemoryMargin = MemoryMargin()
+    expert_imbalance: Annotated[float, Field(ge=1)] = 1.1  # tokens of the fullest device over the mean
+    vocab_size: PositiveInt | None = None  # where it differs from the model's
