@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,42 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from .cluster import ClusterSpec
 from .model import Frozen, ModelSpec
 from .stack import Stack
+from .vocabulary import CP_TYPES, RANK_ORDERS, RECOMPUTE_MODULES, SCHEDULES, SHARDINGS
 from .workload import Workload
+
+__all__ = [
+    "ALL_LAYERS",
+    "COLUMNS",
+    "CP_TYPES",
+    "DEGREES",
+    "FULL_BLOCK",
+    "FULL_UNIFORM",
+    "NONE",
+    "RANK_ORDERS",
+    "RECOMPUTE_MODULES",
+    "SCHEDULES",
+    "SELECTIVE",
+    "SHARDINGS",
+    "Bools",
+    "Chunk",
+    "Floats",
+    "Ints",
+    "Layout",
+    "LayoutTable",
+    "Problem",
+    "Recompute",
+    "Split",
+    "Stage",
+    "offload_text",
+    "parse_offload",
+    "parse_sharding",
+    "row_keys",
+]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-CP_TYPES = ("p2p", "allgather", "a2a", "a2a+p2p")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev")
-SHARDINGS = ("none", "zero1", "zero2", "zero3", "hsdp")
-RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
-RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "shared_experts", "moe")
 NONE, SELECTIVE, FULL_BLOCK, FULL_UNIFORM = range(4)
 ALL_LAYERS = 1 << 20
 """Depth K of "full": every layer of the chunk."""
@@ -81,7 +106,7 @@ class Recompute:
 class Chunk(Frozen):
     """One model chunk of a stage: decoder layers first..last (inclusive; null when it has none), and what else it holds."""
 
-    layers: tuple[int, int] | None
+    layers: tuple[int, int] | None = None
     embedding: bool = False
     mtp: int = 0
     loss: bool = False
@@ -155,7 +180,7 @@ class Layout(Frozen):
     vpp: PositiveInt = 1
     micro_batch: PositiveInt = 1
     num_microbatches: PositiveInt = 1
-    sequence_parallel: bool = False
+    sequence_parallel: bool
     cp_type: str = "p2p"
     schedule: str = "1f1b"
     optimizer_sharding: str = "zero1"
@@ -164,6 +189,14 @@ class Layout(Frozen):
     rank_order: str = RANK_ORDERS[0]
     overlap: dict[str, float] = {}
     stages: tuple[Stage, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_sequence_parallel(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("sequence_parallel") is None:
+            tp = data.get("tp", 1)
+            return {**data, "sequence_parallel": isinstance(tp, int) and tp > 1}
+        return data
 
     @field_validator("cp_type")
     @classmethod
@@ -273,6 +306,7 @@ class LayoutTable:
     vpp: Ints
     micro_batch: Ints
     num_microbatches: Ints
+    sequence_parallel: Ints  # 0 or 1
     cp_type: Ints
     schedule: Ints
     sharding: Ints
@@ -290,11 +324,6 @@ class LayoutTable:
         return len(self.tp)
 
     @property
-    def sequence_parallel(self) -> Bools:
-        """SP shards what TP does not; it is on exactly where tp > 1 (design: the default, and forced for MoE)."""
-        return self.tp > 1
-
-    @property
     def edp(self) -> Ints:
         return self.tp * self.cp * self.dp // (self.etp * self.ep)
 
@@ -305,6 +334,10 @@ class LayoutTable:
     def take(self, rows: npt.NDArray[np.intp] | Bools | slice) -> LayoutTable:
         """The given rows, in the given order."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
+
+    def with_splits(self, split: npt.NDArray[np.intp], splits: tuple[Split, ...]) -> LayoutTable:
+        """The same rows, row i cut as splits[split[i]]."""
+        return replace(self, split=np.asarray(split, dtype=np.int64), splits=splits)
 
     @classmethod
     def concatenate(cls, tables: Sequence[LayoutTable]) -> LayoutTable:
@@ -347,6 +380,23 @@ class LayoutTable:
         return Recompute(int(self.recompute_mode[row]), int(self.recompute_modules[row]), int(self.recompute_layers[row]))
 
 
+def row_keys(columns: Sequence[npt.NDArray[np.generic]]) -> Ints:
+    """One integer per row, equal exactly where all columns are, (n,): mixed radix, packed again before it could overflow."""
+    key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        digit = np.asarray(column)
+        if digit.dtype.kind == "f":
+            digit = np.unique(digit, return_inverse=True)[1]
+        low = int(digit.min(initial=0))
+        radix = int(digit.max(initial=0)) - low + 1
+        if span * radix >= 1 << 62:
+            key = np.unique(key, return_inverse=True)[1].reshape(-1)
+            span = int(key.max(initial=0)) + 1
+        key = key * radix + (digit - low)
+        span *= radix
+    return key
+
+
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")
 COLUMNS = tuple(f.name for f in fields(LayoutTable) if f.name != "splits")
 
@@ -356,6 +406,7 @@ def _row(layout: Layout) -> tuple[int | float | Split | None, ...]:
     sharding, hsdp = parse_sharding(layout.optimizer_sharding)
     return (
         *(getattr(layout, name) for name in DEGREES),
+        int(layout.sequence_parallel),
         CP_TYPES.index(layout.cp_type),
         SCHEDULES.index(layout.schedule),
         sharding,

@@ -1,160 +1,55 @@
 """ModelSpec: an architecture as kinds of layers, and the one list of its weights.
 
 A model is an embedding, an ordered sequence of decoder layers, a final norm, an LM head and optional multi-token-prediction
-(MTP) layers. A layer kind is a token mixer (attention in one of its forms, linear attention, a state-space block, or nothing)
-followed by a feed-forward part (dense, mixture of experts, or nothing). Nemotron-H's layers hold one of the two.
+(MTP) layers. The kinds are defined in layer_kinds, the weights of each in tensors; this module is where the rest finds both.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import chain
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, model_validator
 
+from . import tensors
+from .layer_kinds import (
+    Attention,
+    CompressedAttention,
+    Count,
+    DenseMlp,
+    Frozen,
+    LatentAttention,
+    LayerKind,
+    LinearAttention,
+    Mamba2,
+    Mixer,
+    Mlp,
+    MoeMlp,
+    Mtp,
+)
+from .layer_pattern import NAME, expand
+from .tensors import Sharding, Tensor, weight
 
-class Frozen(BaseModel):
-    """Base of every input record: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Attention(Frozen):
-    """Softmax attention: MHA, GQA or MQA, full or sliding-window."""
-
-    kind: Literal["attention"] = "attention"
-    heads: PositiveInt
-    kv_heads: PositiveInt
-    head_dim: PositiveInt
-    window: PositiveInt | None = None  # tokens a query may look back on; None is full causal attention
-    qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: Literal["none", "head", "width"] = "none"  # one weight per head dimension, or per whole projection width
-    output_gate: bool = False  # doubles the query projection (Qwen3-Next)
-    sinks: bool = False  # one learned logit per head (gpt-oss)
-
-
-class LatentAttention(Frozen):
-    """Multi-head latent attention (arXiv 2405.04434 section 2.1), with DeepSeek-V3.2's sparse indexer where it has one."""
-
-    kind: Literal["mla"] = "mla"
-    heads: PositiveInt
-    q_lora_rank: PositiveInt | None = None
-    kv_lora_rank: PositiveInt
-    qk_nope_head_dim: PositiveInt
-    qk_rope_head_dim: PositiveInt
-    v_head_dim: PositiveInt
-    qkv_bias: bool = False
-    indexer_heads: int = 0  # 0: no indexer
-    indexer_head_dim: int = 0
-    indexer_topk: int = 0  # keys a query attends to; the rest is masked
-
-
-class CompressedAttention(Frozen):
-    """DeepSeek-V4's attention: low-rank queries, one shared key-value head over compressed tokens and a sliding window."""
-
-    kind: Literal["compressed"] = "compressed"
-    heads: PositiveInt
-    head_dim: PositiveInt
-    rope_head_dim: PositiveInt
-    q_lora_rank: PositiveInt
-    o_lora_rank: PositiveInt
-    o_groups: PositiveInt
-    window: PositiveInt
-    compress_ratio: int = 0  # tokens folded into one compressed key-value entry; 0: window only
-    indexer_heads: int = 0
-    indexer_head_dim: int = 0
-    indexer_topk: int = 0
-
-
-class LinearAttention(Frozen):
-    """Recurrent mixers with a matrix state per head: gated delta net (Qwen3-Next) and lightning attention (MiniMax-M1)."""
-
-    kind: Literal["gated_delta_net", "lightning"]
-    key_heads: PositiveInt
-    value_heads: PositiveInt
-    key_head_dim: PositiveInt
-    value_head_dim: PositiveInt
-    conv_kernel: int = 0
-
-
-class Mamba2(Frozen):
-    """Mamba-2 state-space mixer (arXiv 2405.21060)."""
-
-    kind: Literal["mamba2"] = "mamba2"
-    heads: PositiveInt
-    head_dim: PositiveInt
-    state_size: PositiveInt
-    groups: PositiveInt
-    conv_kernel: PositiveInt
-    chunk_size: PositiveInt = 256
-    conv_bias: bool = True
-    in_bias: bool = False
-
-
-Mixer = Annotated[Attention | LatentAttention | CompressedAttention | LinearAttention | Mamba2, Field(discriminator="kind")]
-
-
-class DenseMlp(Frozen):
-    """Feed-forward block: gated (three matrices) or plain (two)."""
-
-    kind: Literal["mlp"] = "mlp"
-    width: PositiveInt
-    gated: bool = True
-    bias: bool = False
-
-
-class MoeMlp(Frozen):
-    """Mixture of experts: router, routed experts, optional shared expert, optional latent width the routed experts run in."""
-
-    kind: Literal["moe"] = "moe"
-    experts: PositiveInt
-    top_k: PositiveInt
-    width: PositiveInt  # of one routed expert
-    gated: bool = True
-    bias: bool = False
-    shared_width: int = 0  # all shared experts together; 0: none
-    shared_gate: bool = False  # a sigmoid gate of hidden_size weights (Qwen2-MoE, Qwen3-Next)
-    latent_size: PositiveInt | None = None  # routed experts work in this width instead of hidden_size (Nemotron-3 Super)
-    router_expert_bias: bool = False  # auxiliary-loss-free balancing bias, one per expert
-    router_linear_bias: bool = False  # gpt-oss
-    routing_groups: int = 1  # node-limited routing: experts are dealt to this many groups …
-    routing_groups_topk: int = 1  # … and a token is sent to at most this many of them
-    score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
-    routed_scaling_factor: float = 1.0
-
-
-Mlp = Annotated[DenseMlp | MoeMlp, Field(discriminator="kind")]
-
-
-class LayerKind(Frozen):
-    """One kind of decoder layer; norms counts its norm weight vectors of hidden_size."""
-
-    mixer: Mixer | None = None
-    mlp: Mlp | None = None
-    norms: int = 2
-    extra_parameters: int = 0  # replicated weights that no other field names (hyper-connections, layer scalars)
-
-
-class Mtp(Frozen):
-    """Multi-token prediction (arXiv 2412.19437 section 2.2): each layer joins two hidden states (2h → h), then one decoder layer."""
-
-    layers: PositiveInt
-    kind: str  # name of the layer kind it repeats
-    norms: int = 3  # two input norms and the final one
-
-
-Sharding = Literal["tp", "kv", "replicated", "expert", "expert_replicated"]
-"""How a weight is divided: over tp; over min(tp, kv heads); not; over ep and etp; over ep only."""
-
-
-class Tensor(Frozen):
-    """One weight of the model, counted once."""
-
-    name: str
-    numel: int  # whole, over all experts
-    sharding: Sharding
-    kv_heads: int = 0  # with sharding "kv": heads it holds, the most ways it can be split
-    active_numel: int = 0  # weights that one token uses (an expert tensor: top_k of its experts)
+__all__ = [
+    "Attention",
+    "CompressedAttention",
+    "DenseMlp",
+    "Frozen",
+    "LatentAttention",
+    "LayerKind",
+    "LinearAttention",
+    "Mamba2",
+    "Mixer",
+    "Mlp",
+    "ModelSpec",
+    "MoeMlp",
+    "Mtp",
+    "Sharding",
+    "Tensor",
+]
 
 
 class ModelSpec(Frozen):
@@ -165,14 +60,111 @@ class ModelSpec(Frozen):
     """
 
     name: str
-    hidden_size: PositiveInt
-    vocab_size: PositiveInt
-    max_position_embeddings: PositiveInt
-    kinds: dict[str, LayerKind]
-    layers: tuple[str, ...]
+    hidden_size: Count
+    vocab_size: Count
+    max_position_embeddings: Count
+    kinds: dict[str, LayerKind] = Field(min_length=1)
+    layers: tuple[str, ...] = Field(min_length=1)
     tied_embeddings: bool = False
     learned_positions: bool = False
     norm: Literal["rms", "layer"] = "rms"  # a layer norm has a bias beside its weight
+    residual_streams: Count = 1  # hyper-connections (DeepSeek-V4): hidden states of hidden_size carried between layers per token
     mtp: Mtp | None = None
     final_norm: bool = True
     source: str = ""
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Self:
+        known = ", ".join(self.kinds)
+        for name in self.kinds:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"kind name {name!r} must start with a letter and hold only letters, digits, '_', '-' and '.'")
+        for name in expand(self.layers):
+            if name not in self.kinds:
+                raise ValueError(f"layers names the kind {name!r}, which is not defined; use one of {known} or add it to kinds")
+        if self.mtp is not None and self.mtp.kind not in self.kinds:
+            raise ValueError(f"mtp.kind is {self.mtp.kind!r}, which is not defined; use one of {known} or add it to kinds")
+        return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A changed copy, checked anew. pydantic's own would keep the cached tensors of the old fields."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | dict(update or {}))
+
+    def with_vocab(self, vocab_size: int) -> Self:
+        """The same model with a vocabulary padded or cut to `vocab_size`."""
+        return self.model_copy(update={"vocab_size": vocab_size})
+
+    @cached_property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """The kind of every decoder layer in order; MTP layers are not among them."""
+        return expand(self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_kinds)
+
+    @cached_property
+    def moe_kinds(self) -> tuple[str, ...]:
+        """Names of the kinds with a mixture of experts that some layer, MTP included, is of."""
+        used = {*self.layer_kinds, *([self.mtp.kind] if self.mtp else [])}
+        return tuple(name for name, kind in self.kinds.items() if name in used and isinstance(kind.mlp, MoeMlp))
+
+    @property
+    def is_moe(self) -> bool:
+        return bool(self.moe_kinds)
+
+    def layer_tensors(self, kind: str) -> tuple[Tensor, ...]:
+        """One layer's weights: mixer, feed-forward part, norms, extras."""
+        return self._tensors_of[kind]
+
+    @cached_property
+    def _tensors_of(self) -> dict[str, tuple[Tensor, ...]]:
+        return {
+            name: tuple(tensors.layer_tensors(kind, self.hidden_size, self.norm, self.residual_streams))
+            for name, kind in self.kinds.items()
+        }
+
+    def embedding_tensors(self) -> tuple[Tensor, ...]:
+        """The word embedding and, where positions are learned, theirs. A tied LM head is this word embedding."""
+        word = weight("embedding.word", self.vocab_size * self.hidden_size)
+        if not self.learned_positions:
+            return (word,)
+        return (word, weight("embedding.position", self.max_position_embeddings * self.hidden_size, "replicated"))
+
+    def head_tensors(self) -> tuple[Tensor, ...]:
+        """Final norm, the merge of residual streams, and the LM head when it is not the embedding."""
+        head = () if self.tied_embeddings else (weight("lm_head", self.vocab_size * self.hidden_size),)
+        norm = tensors.norm("final_norm", int(self.final_norm), self.hidden_size, self.norm)
+        return (*norm, *tensors.hyper_connection_head(self.residual_streams, self.hidden_size), *head)
+
+    def mtp_tensors(self) -> tuple[Tensor, ...]:
+        """One MTP layer: the 2h × h projection, its norms and a decoder layer of its kind; the shared embedding and head not."""
+        if self.mtp is None:
+            return ()
+        h = self.hidden_size
+        norms = tensors.norm("mtp.norm", self.mtp.norms, h, self.norm)
+        merge = tensors.hyper_connection_head(self.residual_streams, h)
+        return (weight("mtp.projection", 2 * h * h), *norms, *merge, *self.layer_tensors(self.mtp.kind))
+
+    def parameters(self, mtp: bool = False) -> int:
+        """All weights, each once; those of the MTP layers only on request, as most publishers leave them out."""
+        total = sum(tensor.numel for tensor in chain(self._decoder_tensors(), self.embedding_tensors(), self.head_tensors()))
+        if mtp and self.mtp is not None:
+            total += self.mtp.layers * sum(tensor.numel for tensor in self.mtp_tensors())
+        return total
+
+    def active_parameters(self, embedding: bool = True, head: bool = True) -> int:
+        """Weights one token uses: all but the experts it is not sent to; MTP layers left out.
+
+        Publishers differ on counting the input embedding and the LM head. A tied matrix is both and counts, once, for either;
+        learned positions always count.
+        """
+        word = self.vocab_size * self.hidden_size
+        total = sum(tensor.active_numel for tensor in chain(self._decoder_tensors(), self.embedding_tensors(), self.head_tensors()))
+        if self.tied_embeddings:
+            return total if embedding or head else total - word
+        return total - word * ((not embedding) + (not head))
+
+    def _decoder_tensors(self) -> chain[Tensor]:
+        layers = Counter(self.layer_kinds)
+        return chain.from_iterable(self.layer_tensors(kind) * count for kind, count in layers.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from .model import Frozen
 
@@ -21,15 +21,16 @@ class Workload(Frozen):
     """One training step: global batch in sequences, sequence length in tokens, precision and the user's limits.
 
     `fix` maps a column to the values it may take ({"tp": (8,), "recompute": ("none", "full")}); `forbid` holds
-    comparisons such as "pp>16"; `inside` maps a level of the network to the dimensions whose groups must stay within one of its units.
+    comparisons such as "pp>16"; `inside` maps a level of the network to the dimensions whose groups must stay within one of
+    its units.
     """
 
-    global_batch: PositiveInt
-    seq_len: PositiveInt
+    global_batch: Annotated[int, Field(gt=0, le=10_000_000)]
+    seq_len: Annotated[int, Field(gt=0, le=100_000_000)]
     precision: Precision = "bf16"
     fix: dict[str, tuple[str, ...]] = {}
     forbid: tuple[str, ...] = ()
     inside: dict[str, tuple[str, ...]] = {}
     memory_margin: MemoryMargin = MemoryMargin()
     expert_imbalance: Annotated[float, Field(ge=1)] = 1.1  # tokens of the fullest device over the mean
-    vocab_size: PositiveInt | None = None  # where it differs from the model's
+    vocab_size: Annotated[int, Field(gt=0, le=10_000_000)] | None = None  # where it differs from the model's

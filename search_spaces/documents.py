@@ -1,0 +1,251 @@
+"""Reads YAML and JSON files safely and turns them into records; whatever is wrong comes back as one sentence.
+
+Nothing in a file is executed. Only plain mappings, lists, text, numbers, booleans and nulls are accepted: no tags, no aliases
+(a few lines of them unfold into gigabytes), no repeated keys, no infinities.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from .errors import InputError
+
+MAX_BYTES = 4_000_000
+MAX_DEPTH = 64
+
+Record = TypeVar("Record", bound=BaseModel)
+Location = tuple[int | str, ...]
+
+UNSUPPORTED = {
+    "lora": "LoRA and other adapters",
+    "qlora": "LoRA and other adapters",
+    "dora": "LoRA and other adapters",
+    "peft": "LoRA and other adapters",
+    "adapter": "LoRA and other adapters",
+    "adapters": "LoRA and other adapters",
+    "packed": "packed sequences",
+    "packing": "packed sequences",
+    "pack": "packed sequences",
+    "frozen": "frozen parameters",
+    "freeze": "frozen parameters",
+}
+"""Words in a key that ask for what paraplan does not price, and what they ask for."""
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file (JSON if its name ends so) holds. InputError names the file and what would be right."""
+    return parse_document(_text(path), str(path), as_json=path.suffix.lower() == ".json")
+
+
+def parse_document(text: str, where: str, as_json: bool = False) -> dict[str, Any]:
+    """The mapping written in `text`; `where` names it in the InputError of a document that is malformed or not a mapping."""
+    data = _parse_json(text, where) if as_json else _parse_yaml(text, where)
+    if data is None:
+        raise InputError(f"{where}: is empty; it must hold a mapping of keys to values")
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: holds {_shown(data)} where a mapping of keys to values is needed")
+    _refuse_odd_values(data, where, ())
+    return data
+
+
+def to_record(kind: type[Record], data: Any, where: str) -> Record:
+    """Validates `data` as a record of `kind`. The InputError names `where` it came from, field, value and what would be right."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise InputError(sentence(error, kind, where)) from error
+
+
+def sentence(error: ValidationError, kind: type[BaseModel], where: str) -> str:
+    """The first thing that pydantic found wrong, in one sentence that starts with `where`."""
+    found = error.errors(include_url=False)
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])  # a misspelt key also leaves one missing
+    location: Location = first["loc"]
+    path = field_path(location)
+    if first["type"] == "extra_forbidden":
+        key = str(location[-1])
+        refusal = unsupported(key)
+        if refusal:
+            return f"{where}: {path} asks for {refusal}, which paraplan does not price; leave it out"
+        known = list(_fields_at(kind, location[:-1]))
+        return f"{where}: {path} is not a known key{did_you_mean(key, known) or _listed(known)}"
+    if first["type"] == "missing":
+        return f"{where}: {path} is missing"
+    problem = _problem(first)
+    value = "" if isinstance(first["input"], BaseModel | dict) else f" = {_shown(first['input'])}"
+    subject = f"{path}{value}: " if path else ""
+    more = error.error_count() - 1
+    return f"{where}: {subject}{problem}" + (f" (and {more} more)" if more else "")
+
+
+def field_path(location: Iterable[int | str]) -> str:
+    """("levels", 0, "size") as levels[0].size."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """«; did you mean 'x' or 'y'?», or nothing where no known word is near."""
+    near = difflib.get_close_matches(word.lower(), known, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else ""
+
+
+def unsupported(key: str) -> str | None:
+    """What a key such as "lora_rank" or "sample_packing" asks for, where paraplan does not price it."""
+    words = key.lower().replace("-", "_").replace(".", "_").split("_")
+    return next((UNSUPPORTED[word] for word in words if word in UNSUPPORTED), None)
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder, not a file")
+        if not path.is_file():
+            raise InputError(f"{path}: is not an ordinary file" if path.exists() else f"{path}: there is no such file")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise InputError(f"{path}: has {size:,} bytes; at most {MAX_BYTES:,} are read")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _parse_json(text: str, where: str) -> Any:
+    def refuse(constant: str) -> NoReturn:
+        raise InputError(f"{where}: {constant} is not a finite number")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise InputError(f"{where}: key {next(key for key in keys if keys.count(key) > 1)!r} appears twice in one object")
+        return result
+
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: is not valid JSON: {error.msg}, line {error.lineno} column {error.colno}") from error
+    except RecursionError as error:
+        raise InputError(f"{where}: is nested too deeply; at most {MAX_DEPTH} levels are read") from error
+    except InputError:
+        raise
+    except ValueError as error:  # a number with thousands of digits
+        raise InputError(f"{where}: holds a value that cannot be read: {error}") from error
+
+
+class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+    """The safe loader, which keeps the last of two equal keys, made to refuse them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} appears twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        _refuse_odd_nodes(text, where)
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        raise InputError(f"{where}: is not valid YAML: {error.problem}{place}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: is not valid YAML: {str(error).splitlines()[0]}") from error
+    except InputError:
+        raise
+    except ValueError as error:  # a date that does not exist, a number with thousands of digits
+        raise InputError(f"{where}: holds a value that cannot be read: {error}") from error
+
+
+def _refuse_odd_nodes(text: str, where: str) -> None:
+    """Looks at the events first, since composing a document already recurses into it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise InputError(f"{where}: line {line} uses the alias *{event.anchor}; write the value out instead")
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
+            raise InputError(f"{where}: line {line} has the tag {event.tag}; only plain values are read")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise InputError(f"{where}: line {line} is nested too deeply; at most {MAX_DEPTH} levels are read")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _refuse_odd_values(data: Any, where: str, at: Location) -> None:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if not isinstance(key, str):
+                raise InputError(f"{where}: key {key!r} in {field_path(at) or 'the document'} is not text; put it in quotes")
+            _refuse_odd_values(value, where, (*at, key))
+    elif isinstance(data, list):
+        if len(at) > MAX_DEPTH:
+            raise InputError(f"{where}: is nested too deeply; at most {MAX_DEPTH} levels are read")
+        for index, value in enumerate(data):
+            _refuse_odd_values(value, where, (*at, index))
+    elif isinstance(data, float) and not math.isfinite(data):
+        raise InputError(f"{where}: {field_path(at)} = {data} is not a finite number")
+
+
+def _problem(error: Any) -> str:
+    """pydantic's finding in our words."""
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"] == "literal_error":
+        return f"must be {error['ctx']['expected']}"
+    message = str(error["msg"])
+    return message.replace("Input should", "must") if message.startswith("Input should") else message[0].lower() + message[1:]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _listed(known: Sequence[str]) -> str:
+    return f"; known are {', '.join(known)}" if known else ""
+
+
+def _fields_at(kind: type[BaseModel], location: Location) -> Iterable[str]:
+    """Names of the fields of the record that a location inside `kind` leads to; empty where it cannot be told."""
+    records = [kind]
+    for part in location:
+        if isinstance(part, int):
+            continue
+        fields = [record.model_fields[part].annotation for record in records if part in record.model_fields]
+        # A part that no record has is a mapping's key or a union's tag: the records stay the candidates.
+        records = [record for field in fields for record in _records_in(field)] or ([] if fields else records)
+    return dict.fromkeys(name for record in records for name in record.model_fields)
+
+
+def _records_in(annotation: Any) -> Iterable[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [record for argument in typing.get_args(annotation) for record in _records_in(argument)]

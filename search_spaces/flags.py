@@ -1,0 +1,205 @@
+"""What flags may say: --fix tp=8,pp=16, --forbid "pp>16", --constraint "tp*cp <= 64", --inside supernode:tp,sp,ep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .documents import did_you_mean, unsupported
+from .errors import InputError
+from .layout import CP_TYPES, RANK_ORDERS, SCHEDULES, Recompute, offload_text, parse_offload, parse_sharding
+
+INTEGER_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp", "micro_batch", "num_microbatches")
+DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
+MAX_DIGITS = 9
+
+Values = str | int | bool | Sequence[str | int | bool]
+
+
+def parse_fix(given: str | Mapping[str, Values]) -> dict[str, tuple[str, ...]]:
+    """Columns and the values they may take: "tp=4|8,pp=16,recompute=none|full", or the same as a mapping.
+
+    Values come back as text in their normal form ("selective" as "selective:core_attn"). InputError names column and value.
+    """
+    pairs = _pairs(given) if isinstance(given, str) else [(name, _as_list(value)) for name, value in given.items()]
+    fixed: dict[str, tuple[str, ...]] = {}
+    for name, values in pairs:
+        column = _column(name, "fix", COLUMN_VALUES)
+        if column in fixed:
+            both = "|".join((*fixed[column], *values))
+            raise InputError(f"fix: {column} is given twice; write {column}={both} to allow several values")
+        if not values:
+            raise InputError(f"fix: {column} has no value; write {column}=VALUE")
+        fixed[column] = tuple(dict.fromkeys(_normal(column, value) for value in values))
+    return fixed
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`left op right`: products of integer columns and whole numbers, or a text column (== and != only) and its value.
+
+    A product is a tuple of its factors; a text comparison has the column alone on the left and the value alone on the right.
+    """
+
+    left: tuple[str | int, ...]
+    op: str
+    right: tuple[str | int, ...]
+
+    @classmethod
+    def parse(cls, text: str, flag: str = "forbid") -> Comparison:
+        """Reads "tp*cp > 64", "pp>16" or "recompute==full". InputError says what would be right."""
+        plain = text.strip()
+        for fancy, ascii_form in (("≤", "<="), ("≥", ">="), ("≠", "!="), ("×", "*"), ("·", "*")):
+            plain = plain.replace(fancy, ascii_form)
+        parts = re.split(r"(<=|>=|==|!=|<|>|=)", plain)
+        if len(parts) != 3 or not parts[0].strip() or not parts[2].strip():
+            raise InputError(f'{flag}: {text!r} is not a comparison such as "pp>16" or "tp*cp<=64"')
+        left, right = parts[0].strip(), parts[2].strip()
+        op = "==" if parts[1] == "=" else parts[1]
+        if left.replace("-", "_") in TEXT_COLUMNS:
+            column = left.replace("-", "_")
+            if op not in ("==", "!="):
+                raise InputError(f"{flag}: {text!r} orders {column}, which is text; use == or !=")
+            return cls((column,), op, (_normal(column, right, flag),))
+        return cls(_product(left, text, flag), op, _product(right, text, flag))
+
+    @property
+    def negated(self) -> Comparison:
+        opposite = {"<=": ">", ">": "<=", ">=": "<", "<": ">=", "==": "!=", "!=": "=="}
+        return Comparison(self.left, opposite[self.op], self.right)
+
+    def __str__(self) -> str:
+        return f"{'*'.join(map(str, self.left))}{self.op}{'*'.join(map(str, self.right))}"
+
+
+def parse_forbid(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Comparisons that no layout may satisfy, in normal form: "pp > 16, tp*cp>64" as ("pp>16", "tp*cp>64")."""
+    return tuple(dict.fromkeys(str(Comparison.parse(text)) for text in _split(given)))
+
+
+def parse_constraint(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Comparisons that every layout must satisfy, as what they forbid: "tp*cp <= 64" as ("tp*cp>64",)."""
+    return tuple(dict.fromkeys(str(Comparison.parse(text, "constraint").negated) for text in _split(given)))
+
+
+def parse_inside(given: str | Iterable[str] | Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Levels and the dimensions whose groups must stay within one of their units: "supernode:tp,sp,ep;server:tp".
+
+    SP runs over the TP group, so "sp" comes back as "tp". InputError names a dimension that is none; whether the level exists
+    is the cluster's to say.
+    """
+    inside: dict[str, tuple[str, ...]] = {}
+    for level, names in _inside_pairs(given):
+        dimensions = []
+        for name in names:
+            dimension = "tp" if name == "sp" else name
+            if dimension not in DIMENSIONS:
+                raise InputError(f"inside: {name!r} is not a dimension: {', '.join(DIMENSIONS)} or sp")
+            dimensions.append(dimension)
+        inside[level] = tuple(dict.fromkeys((*inside.get(level, ()), *dimensions)))
+    return inside
+
+
+def refuse_unsupported(names: Iterable[str], where: str) -> None:
+    """InputError if a key asks for adapters, packed sequences or frozen parameters, which are not priced."""
+    for name in names:
+        refusal = unsupported(name)
+        if refusal:
+            raise InputError(f"{where}: {name} asks for {refusal}, which paraplan does not price; leave it out")
+
+
+def _pairs(text: str) -> list[tuple[str, list[str]]]:
+    pairs = []
+    for part in _split(text):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"fix: {part!r} is not COLUMN=VALUE, such as tp=8 or tp=4|8")
+        pairs.append((name, [item.strip() for item in value.split("|") if item.strip()]))
+    return pairs
+
+
+def _as_list(value: Values) -> list[str]:
+    items = [value] if isinstance(value, str | int) else value
+    return [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+
+
+def _split(given: str | Iterable[str]) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def _inside_pairs(given: str | Iterable[str] | Mapping[str, Sequence[str]]) -> list[tuple[str, list[str]]]:
+    if isinstance(given, Mapping):
+        return [(level, [name.strip() for name in names]) for level, names in given.items()]
+    texts = [given] if isinstance(given, str) else given
+    pairs = []
+    for part in (part.strip() for text in texts for part in text.split(";") if part.strip()):
+        level, colon, dimensions = part.partition(":")
+        names = [name.strip() for name in dimensions.split(",") if name.strip()]
+        if not colon or not level.strip() or not names:
+            raise InputError(f"inside: {part!r} is not LEVEL:dimension,dimension, such as supernode:tp,ep")
+        pairs.append((level.strip(), names))
+    return pairs
+
+
+def _column(name: str, flag: str, known: Iterable[str]) -> str:
+    column = name.strip().lower().replace("-", "_")
+    if column in known:
+        return column
+    refuse_unsupported([column], flag)
+    columns = list(known)
+    raise InputError(f"{flag}: {name.strip()!r} is not a column{did_you_mean(column, columns) or ': ' + ', '.join(columns)}")
+
+
+def _product(text: str, whole: str, flag: str) -> tuple[str | int, ...]:
+    factors: list[str | int] = []
+    for factor in (factor.strip() for factor in text.split("*")):
+        if factor.isascii() and factor.isdigit() and len(factor) <= MAX_DIGITS:
+            factors.append(int(factor))
+        elif re.fullmatch(r"[A-Za-z][A-Za-z_-]*", factor):
+            factors.append(_column(factor, f"{flag} {whole!r}", INTEGER_COLUMNS))
+        else:
+            raise InputError(f"{flag}: {factor!r} in {whole!r} is neither a column nor a whole number")
+    return tuple(factors)
+
+
+def _normal(column: str, value: str, flag: str = "fix") -> str:
+    try:
+        return COLUMN_VALUES[column](value.strip())
+    except ValueError as error:
+        reason = str(error)
+        raise InputError(f"{flag}: {reason if reason.startswith(column) else f'{column} = {value!r} {reason}'}") from error
+
+
+def _whole(text: str) -> str:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) > 0):
+        raise ValueError("must be a whole number of at least 1")
+    return str(int(text))
+
+
+def _word(*words: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return text
+
+    return check
+
+
+def _sharding(text: str) -> str:
+    parse_sharding(text)
+    return text
+
+
+TEXT_COLUMNS: dict[str, Callable[[str], str]] = {
+    "sequence_parallel": _word("true", "false"),
+    "cp_type": _word(*CP_TYPES),
+    "schedule": _word(*SCHEDULES),
+    "optimizer_sharding": _sharding,
+    "recompute": lambda text: str(Recompute.parse(text)),
+    "offload": lambda text: offload_text(*parse_offload(text)),
+    "rank_order": _word(*RANK_ORDERS),
+}
+COLUMN_VALUES = dict.fromkeys(INTEGER_COLUMNS, _whole) | TEXT_COLUMNS
+"""Every column that can be fixed, and how a value of it is brought to its normal form (ValueError: what it must be)."""

@@ -1,0 +1,317 @@
+"""The one place that turns a user's words into records: catalog names, files and flags into a Problem.
+
+A word is a catalog name if the catalog has it, otherwise a path. Catalog files are read when asked for, one at a time, and kept.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal, cast
+
+from .cluster import Accelerator, ClusterSpec, Figure
+from .documents import did_you_mean, read_document, to_record
+from .errors import InputError
+from .flags import (
+    Comparison,
+    Values,
+    parse_constraint,
+    parse_fix,
+    parse_forbid,
+    parse_inside,
+    refuse_unsupported,
+)
+from .huggingface import from_config, load_model_yaml
+from .layout import Problem
+from .model import Frozen, ModelSpec, MoeMlp
+from .stack import Stack
+from .workload import Workload
+
+__all__ = [
+    "KINDS",
+    "Comparison",
+    "Kind",
+    "build_problem",
+    "catalog_entry",
+    "catalog_names",
+    "framework_stack",
+    "load_accelerator",
+    "load_cluster",
+    "load_model",
+    "load_stack",
+    "parse_constraint",
+    "parse_fix",
+    "parse_forbid",
+    "parse_inside",
+    "refuse_unsupported",
+]
+
+Kind = Literal["models", "accelerators", "clusters", "stacks"]
+KINDS: tuple[Kind, ...] = ("models", "accelerators", "clusters", "stacks")
+CATALOG = Path(__file__).parent / "catalog"
+
+MOST_DEVICES = 524_288  # beyond, the frames of a job no longer fit a search of seconds
+ETP_ASSUMPTION = "etp = 1: experts are spread over devices whole, not split by tensor parallelism"
+
+Source = str | Path
+
+
+@cache
+def catalog_names(kind: Kind) -> tuple[str, ...]:
+    """Names that the catalog has for a kind, sorted. InputError if there is no such kind."""
+    if kind not in KINDS:
+        raise InputError(f"catalog: {kind!r} is not one of {', '.join(KINDS)}")
+    return tuple(sorted(path.stem for path in (CATALOG / kind).glob("*.yaml")))
+
+
+@cache
+def catalog_entry(kind: Kind, name: str) -> Frozen:
+    """The record of that name: ModelSpec, Accelerator, ClusterSpec or Stack. InputError names near matches."""
+    if name not in catalog_names(kind):
+        raise _unknown(kind, name)
+    return _READERS[kind](CATALOG / kind / f"{name}.yaml")
+
+
+def load_model(source: Source | ModelSpec) -> ModelSpec:
+    """A model from a catalog name, a Hugging Face config.json, a folder holding one, or a ModelSpec YAML."""
+    return source if isinstance(source, ModelSpec) else cast(ModelSpec, _load("models", source))
+
+
+def load_accelerator(source: Source | Accelerator) -> Accelerator:
+    """An accelerator from a catalog name or a YAML file."""
+    return source if isinstance(source, Accelerator) else cast(Accelerator, _load("accelerators", source))
+
+
+def load_cluster(source: Source | ClusterSpec) -> ClusterSpec:
+    """A cluster from a catalog name or a YAML file; the file names its accelerator or holds it as a mapping."""
+    return source if isinstance(source, ClusterSpec) else cast(ClusterSpec, _load("clusters", source))
+
+
+def load_stack(source: Source | Stack) -> Stack:
+    """A stack from a catalog name or a YAML file."""
+    return source if isinstance(source, Stack) else cast(Stack, _load("stacks", source))
+
+
+def framework_stack(framework: str, version: str | None = None) -> Stack:
+    """The catalog's stack of a framework: that of the given version, or else the one that bears the framework's name."""
+    stacks = [cast(Stack, catalog_entry("stacks", name)) for name in catalog_names("stacks")]
+    mine = [stack for stack in stacks if stack.framework == framework]
+    if not mine:
+        known = sorted({stack.framework for stack in stacks})
+        raise InputError(
+            f"framework: {framework!r} is not known{did_you_mean(framework, known) or '; known are ' + ', '.join(known)}"
+        )
+    if version is None:
+        return next((stack for stack in mine if stack.name == framework), mine[0])
+    for stack in mine:
+        if _same_version(stack.version, version):
+            return stack
+    versions = ", ".join(stack.version for stack in mine)
+    raise InputError(f"framework-version: {framework} {version} has no stack; there is {versions}")
+
+
+def build_problem(
+    model: Source | ModelSpec,
+    cluster: Source | ClusterSpec,
+    devices: int,
+    global_batch: int,
+    seq_len: int,
+    stack: Source | Stack | None = None,
+    precision: str = "bf16",
+    *,
+    framework: str | None = None,
+    framework_version: str | None = None,
+    fix: str | Mapping[str, Values] = "",
+    forbid: str | Iterable[str] = (),
+    constraint: str | Iterable[str] = (),
+    inside: str | Iterable[str] | Mapping[str, Sequence[str]] = (),
+    memory_margin: float | None = None,
+    expert_imbalance: float | None = None,
+    vocab_size: int | None = None,
+) -> Problem:
+    """Everything that a layout is chosen for, checked, with what was assumed listed in words.
+
+    Global batch in sequences, sequence length in tokens. `inside` may say "supernode" for whatever level a cluster names so.
+    Without a stack or framework the cluster's default stack is taken; etp is fixed to 1 for a MoE model unless `fix` says
+    otherwise. InputError, in one sentence, for anything that is unknown, does not fit the cluster, or is a precision that
+    accelerator or stack lack.
+    """
+    spec, machine = load_model(model), load_cluster(cluster)
+    software = _chosen_stack(machine, stack, framework, framework_version)
+    _check_devices(machine, devices)
+    moe = any(isinstance(kind.mlp, MoeMlp) for kind in spec.kinds.values())
+    fixed = parse_fix(fix)
+    given = {
+        "global_batch": global_batch,
+        "seq_len": seq_len,
+        "precision": precision,
+        "fix": {"etp": ("1",), **fixed} if moe else fixed,
+        "forbid": tuple(dict.fromkeys((*parse_forbid(forbid), *parse_constraint(constraint)))),
+        "inside": _known_levels(machine, parse_inside(inside)),
+        "memory_margin": None if memory_margin is None else {"fraction": memory_margin},
+        "expert_imbalance": expert_imbalance,
+        "vocab_size": vocab_size,
+    }
+    workload = to_record(Workload, {key: value for key, value in given.items() if value is not None}, "workload")
+    if not math.isfinite(workload.expert_imbalance):
+        raise InputError("workload: expert_imbalance must be finite")
+    _check_precision(machine, software, workload)
+    default_stack = stack is None and framework is None
+    return Problem(
+        model=spec,
+        cluster=machine,
+        devices=devices,
+        stack=software,
+        workload=workload,
+        assumptions=(
+            *([f"stack {software.name} ({software.framework} {software.version}), the default of {machine.name}"] * default_stack),
+            *([ETP_ASSUMPTION] * (moe and "etp" not in fixed)),
+            *_assumptions(spec, machine, software, workload),
+        ),
+    )
+
+
+def _read_cluster(path: Path) -> ClusterSpec:
+    data = read_document(path)
+    accelerator = data.get("accelerator")
+    if isinstance(accelerator, str):
+        beside = path.parent / accelerator
+        named = accelerator in catalog_names("accelerators") or not beside.is_file()
+        data["accelerator"] = load_accelerator(accelerator if named else beside)
+    return to_record(ClusterSpec, data, str(path))
+
+
+def _read_model(path: Path) -> ModelSpec:
+    return from_config(path) if path.is_dir() or path.suffix.lower() == ".json" else load_model_yaml(path)
+
+
+_READERS: dict[Kind, Callable[[Path], Frozen]] = {
+    "models": _read_model,
+    "accelerators": lambda path: to_record(Accelerator, read_document(path), str(path)),
+    "clusters": _read_cluster,
+    "stacks": lambda path: to_record(Stack, read_document(path), str(path)),
+}
+
+
+def _load(kind: Kind, source: Source) -> Frozen:
+    if isinstance(source, str) and source in catalog_names(kind):
+        return catalog_entry(kind, source)
+    path = Path(source).expanduser()
+    try:
+        found = bool(str(source)) and path.exists()
+    except (OSError, ValueError):  # a name too long for a file, or with a null byte in it
+        found = False
+    if not found:
+        raise _unknown(kind, str(source))
+    return _READERS[kind](path)
+
+
+def _unknown(kind: Kind, name: str) -> InputError:
+    names = catalog_names(kind)
+    near = did_you_mean(name.rstrip("/").rpartition("/")[2], names) or f"; the catalog has {', '.join(names)}"
+    shown = name if len(name) <= 80 else name[:77] + "…"
+    return InputError(f"{kind[:-1]}: {shown!r} is neither in the catalog nor a file{near}")
+
+
+def _same_version(mine: str, asked: str) -> bool:
+    """0.12.1 and 0.12 are one stack: versions agree as far as both go."""
+    first, second = (re.sub(r"^\D+", "", version).split(".") for version in (mine, asked))  # core_v0.12.1 is 0.12.1
+    return all(a == b for a, b in zip(first, second, strict=False))
+
+
+def _chosen_stack(cluster: ClusterSpec, stack: Source | Stack | None, framework: str | None, version: str | None) -> Stack:
+    if framework is None and version is not None:
+        raise InputError(f"framework-version: {version} needs a framework beside it")
+    if stack is None:
+        return load_stack(cluster.default_stack) if framework is None else framework_stack(framework, version)
+    chosen = load_stack(stack)
+    if framework is not None and chosen.framework != framework:
+        raise InputError(
+            f"framework: {framework!r} is not that of stack {chosen.name!r}, {chosen.framework!r}; give one of the two"
+        )
+    if version is not None and not _same_version(chosen.version, version):
+        raise InputError(
+            f"framework-version: {version} is not that of stack {chosen.name!r}, {chosen.version}; give one of the two"
+        )
+    return chosen
+
+
+def _check_devices(cluster: ClusterSpec, devices: int) -> None:
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+        raise InputError(f"devices = {devices!r}: must be a whole number of at least 1")
+    if cluster.max_devices is not None and devices > cluster.max_devices:
+        raise InputError(f"devices = {devices}: {cluster.name} has at most {cluster.max_devices}")
+    if devices > MOST_DEVICES:
+        raise InputError(f"devices = {devices}: plans reach up to {MOST_DEVICES:,}")
+
+
+def _check_precision(cluster: ClusterSpec, stack: Stack, workload: Workload) -> None:
+    rates = cluster.accelerator.peak_flops
+    if workload.precision not in rates:
+        raise InputError(f"precision = {workload.precision!r}: {cluster.accelerator.name} has {', '.join(rates)}")
+    if workload.precision not in stack.precisions:
+        raise InputError(f"precision = {workload.precision!r}: stack {stack.name} has {', '.join(stack.precisions)}")
+
+
+def _known_levels(cluster: ClusterSpec, inside: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """`inside` with each word replaced by the cluster's own name of the level."""
+    known: dict[str, tuple[str, ...]] = {}
+    for word, dimensions in inside.items():
+        try:
+            level = cluster.level_name(word)
+        except KeyError as error:
+            names = [level.name for level in cluster.levels]
+            raise InputError(f"inside: {word!r} is not a level of {cluster.name}: {', '.join(names)} or supernode") from error
+        known[level] = tuple(dict.fromkeys((*known.get(level, ()), *dimensions)))
+    return known
+
+
+def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload: Workload) -> Iterable[str]:
+    """What was taken for granted, in words."""
+    if workload.seq_len > model.max_position_embeddings:
+        yield (
+            f"seq_len {workload.seq_len} is beyond the {model.max_position_embeddings} positions of {model.name}: "
+            "taken to be trained with extended positions"
+        )
+    if "sequence_parallel" not in workload.fix:
+        yield "sequence parallelism is on wherever tp > 1"
+    if any(isinstance(kind.mlp, MoeMlp) for kind in model.kinds.values()):
+        yield f"the fullest device receives {workload.expert_imbalance:g} times the mean of routed tokens"
+    yield (
+        f"Adam with {stack.optimizer_bytes:g} bytes of states and a {stack.gradient_bytes}-byte gradient per parameter, "
+        f"all parameters trained, sequences of {workload.seq_len} tokens not packed"
+    )
+    yield f"{workload.memory_margin.fraction:.0%} of the memory left after the context is kept free"
+    figures = [*_figures(cluster, workload), *_stack_figures(stack)]
+    announced = [where for where, figure in figures if figure.grade == "announced"]
+    if announced:
+        yield f"{cluster.name} is announced hardware, not measured: {', '.join(announced)}"
+    for where, figure in figures:
+        if figure.grade == "assumed":
+            yield f"{where} = {figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g}): {figure.source}"
+
+
+def _figures(cluster: ClusterSpec, workload: Workload) -> Iterable[tuple[str, Figure]]:
+    """Figures that a plan for this workload rests on, by name; offload's only if offload may be chosen."""
+    device = cluster.accelerator
+    yield f"{device.name} peak_flops.{workload.precision}", device.peak_flops[workload.precision]
+    yield f"{device.name} memory_bytes", device.memory_bytes
+    yield f"{device.name} memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s
+    for level in cluster.levels:
+        yield f"{cluster.name} {level.name} bandwidth_bytes_per_s", level.bandwidth_bytes_per_s
+        yield f"{cluster.name} {level.name} latency_s", level.latency_s
+    yield f"{cluster.name} context_bytes", cluster.context_bytes
+    yield f"{cluster.name} communicator_bytes", cluster.communicator_bytes
+    if cluster.compute_slowdown_beside_communication is not None:
+        yield f"{cluster.name} compute_slowdown_beside_communication", cluster.compute_slowdown_beside_communication
+    if workload.fix.get("offload") != ("none",):
+        yield f"{cluster.name} host_link bandwidth_bytes_per_s", cluster.host_link.bandwidth_bytes_per_s
+        yield f"{cluster.name} host_link memory_bytes_per_device", cluster.host_link.memory_bytes_per_device
+
+
+def _stack_figures(stack: Stack) -> Iterable[tuple[str, Figure]]:
+    for name in ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s"):
+        yield f"{stack.name} {name}", getattr(stack, name)

@@ -1,0 +1,162 @@
+"""What the stack offers and what the user fixes, forbids or keeps inside a level, as rules like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from .conditions import (
+    Compare,
+    Condition,
+    Not,
+    all_of,
+    any_of,
+    at_most,
+    divides,
+    equal,
+    implies,
+    lacks,
+    more_than,
+    one_of,
+)
+from .errors import InputError
+from .expressions import Expression, product
+from .flags import INTEGER_COLUMNS, Comparison, parse_fix, parse_inside
+from .layout import (
+    CP_TYPES,
+    RANK_ORDERS,
+    RECOMPUTE_MODULES,
+    SCHEDULES,
+    SHARDINGS,
+    Problem,
+    Recompute,
+    parse_offload,
+    parse_sharding,
+)
+from .quantities import PER_MILLE
+from .rulebook import Rule
+
+VOCABULARIES = {
+    "schedule": SCHEDULES,
+    "cp_type": CP_TYPES,
+    "rank_order": RANK_ORDERS,
+    "sequence_parallel": ("false", "true"),
+}
+
+SPANS: dict[str, Expression] = {
+    "tp": "tp",
+    "cp": product("tp", "cp"),
+    "etp": "etp",
+    "ep": product("etp", "ep"),
+}
+"""Ranks from the first to past the last of a group's block, in every rank order. With the others it depends on the order."""
+
+PP_INSIDE_DP = RANK_ORDERS.index("tp-cp-ep-pp-dp")
+
+
+def stack_rules(problem: Problem) -> Iterable[Rule]:
+    """What the stack offers of schedules, CP types, shardings, rank orders and modules to recompute."""
+    stack = problem.stack
+    offers = (
+        ("schedule", SCHEDULES, stack.schedules),
+        ("sharding", SHARDINGS, stack.optimizer_shardings),
+        ("rank_order", RANK_ORDERS, stack.rank_orders),
+    )
+    for column, vocabulary, offered in offers:
+        codes = tuple(vocabulary.index(name) for name in offered)
+        if set(offered) != set(vocabulary):
+            yield Rule(f"stack {column}", f"{stack.name} has {', '.join(offered)}", stack.source, "stack", one_of(column, codes))
+    types = one_of("cp_type", tuple(CP_TYPES.index(name) for name in stack.cp_types))
+    yield Rule(
+        "stack cp_type", f"{stack.name} has {', '.join(stack.cp_types)}", stack.source, "stack", any_of(equal("cp", 1), types)
+    )
+    missing = [name for name in RECOMPUTE_MODULES if name not in stack.recompute_modules]
+    if missing:
+        bits = sum(1 << RECOMPUTE_MODULES.index(name) for name in missing)
+        names = ", ".join(stack.recompute_modules) or "no module by itself"
+        yield Rule("stack recompute", f"{stack.name} recomputes {names}", stack.source, "stack", lacks("recompute_modules", bits))
+
+
+def user_rules(problem: Problem) -> Iterable[Rule]:
+    """The workload's `fix`, `forbid` and `inside`. InputError names what does not exist."""
+    workload = problem.workload
+    for column, values in parse_fix(workload.fix).items():
+        yield Rule(f"fix {column}", f"{column} is fixed to {' or '.join(values)}", "workload.fix", "user", _fixed(column, values))
+    for text in workload.forbid:
+        condition = Not(_comparison(Comparison.parse(text)))
+        yield Rule(f"forbid {text}", f"{text} is forbidden", "workload.forbid", "user", condition)
+    for word, dimensions in parse_inside(workload.inside).items():
+        level = _level(problem, word)
+        for dimension in dimensions:
+            reason = f"every {dimension} group stays inside one {level}"
+            yield Rule(f"inside {level} {dimension}", reason, "workload.inside", "user", _inside(level, dimension))
+
+
+def _level(problem: Problem, word: str) -> str:
+    try:
+        return problem.cluster.level_name(word)
+    except KeyError as error:
+        names = ", ".join(level.name for level in problem.cluster.levels)
+        raise InputError(f"inside: {word!r} is not a level of {problem.cluster.name}: {names} or supernode") from error
+
+
+def _fixed(column: str, values: tuple[str, ...]) -> Condition:
+    if column in INTEGER_COLUMNS:
+        return one_of(column, tuple(int(value) for value in values))
+    if column in VOCABULARIES:
+        return one_of(column, tuple(VOCABULARIES[column].index(value) for value in values))
+    return any_of(*(_COMPOSITES[column](value) for value in values)) if len(values) > 1 else _COMPOSITES[column](values[0])
+
+
+def _sharding(text: str) -> Condition:
+    code, size = parse_sharding(text)
+    return all_of(equal("sharding", code), equal("hsdp", size)) if size else equal("sharding", code)
+
+
+def _recompute(text: str) -> Condition:
+    choice = Recompute.parse(text)
+    return all_of(
+        equal("recompute_mode", choice.mode),
+        equal("recompute_modules", choice.modules),
+        equal("recompute_layers", choice.layers),
+    )
+
+
+def _offload(text: str) -> Condition:
+    optimizer, activations = (round(share * PER_MILLE) for share in parse_offload(text))
+    return all_of(equal("optimizer_offload_per_mille", optimizer), equal("activation_offload_per_mille", activations))
+
+
+_COMPOSITES: dict[str, Callable[[str], Condition]] = {
+    "optimizer_sharding": _sharding,
+    "recompute": _recompute,
+    "offload": _offload,
+}
+
+
+def _comparison(comparison: Comparison) -> Condition:
+    name, value = comparison.left[0], comparison.right[0]
+    if isinstance(name, str) and isinstance(value, str) and name not in INTEGER_COLUMNS:
+        same = _fixed(name, (value,))
+        return same if comparison.op == "==" else Not(same)
+    return Compare(_side(comparison.left), comparison.op, _side(comparison.right))  # type: ignore[arg-type]
+
+
+def _side(factors: tuple[str | int, ...]) -> Expression:
+    return factors[0] if len(factors) == 1 else product(*factors)
+
+
+def _inside(level: str, dimension: str) -> Condition:
+    """Groups of more than one rank lie in one unit: their blocks tile it, or the job has no second unit.
+
+    Blocks start at multiples of their span, so a span that does not divide the unit straddles a boundary as soon as there is one.
+    """
+    unit = f"unit_{level}"
+    small = at_most("devices_used", unit)
+    inner = equal("rank_order", PP_INSIDE_DP)
+    if dimension in SPANS:
+        within: Condition = divides(SPANS[dimension], unit)
+    elif dimension == "pp":  # outermost, or between tp·cp and dp
+        within = all_of(inner, divides(product("tp", "cp", "pp"), unit))
+    else:  # dp and edp: their block is the whole stage, or with pp inside them the whole job
+        within = all_of(Not(inner), divides(product("tp", "cp", "dp"), unit))
+    return implies(more_than(dimension, 1), any_of(within, small))

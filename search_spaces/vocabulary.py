@@ -1,0 +1,9 @@
+"""The words that text columns may hold; a table stores each as its position here."""
+
+from __future__ import annotations
+
+CP_TYPES = ("p2p", "allgather", "a2a", "a2a+p2p")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev")
+SHARDINGS = ("none", "zero1", "zero2", "zero3", "hsdp")
+RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
+RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "shared_experts", "moe")

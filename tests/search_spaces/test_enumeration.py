@@ -1,0 +1,226 @@
+"""The space lists what nested loops over every degree find, once each, and nothing that a rule or the user forbids."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paraplan.search_spaces.conditions import any_of, at_most, equal
+from paraplan.search_spaces.enumeration import FRAME, Space
+from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.layout import COLUMNS, Layout, LayoutTable, Problem, row_keys
+from paraplan.search_spaces.rulebook import Rule
+from paraplan.search_spaces.rules import rules_for, violations
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "optimizer"))  # the oracle lies beside the tests of the search
+from brute_force import legal_layouts, random_problem
+
+
+def listed(space: Space) -> LayoutTable:
+    return space.layouts(np.arange(len(space.frames)))[0]
+
+
+def layouts_of(problem: Problem) -> list[Layout]:
+    table = listed(Space(problem))
+    return [table.layout(row, problem.model.num_layers) for row in range(len(table))]
+
+
+def small(**limits: object) -> Problem:
+    """A dense model on one server under some limits."""
+    stack = limits.pop("stack", "megatron-lm")
+    model = limits.pop("model", "qwen3-0.6b")
+    limits.setdefault("memory_margin", 0.06)
+    devices = limits.pop("devices", 8)
+    return build_problem(model, "hgx-h100", devices, 16, 4096, stack, **limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(200, 220))
+def test_layouts_are_those_of_nested_loops(seed: int) -> None:
+    problem = random_problem(seed)
+    space = Space(problem)
+    if space.legal > 800:
+        problem = problem.model_copy(update={"devices": 3})
+        space = Space(problem)
+    table = listed(space)
+    mine = [table.layout(row, problem.model.num_layers) for row in range(len(table))]
+    theirs = legal_layouts(problem)
+    assert space.legal == len(mine) == len(theirs)
+
+    def key(layout: Layout) -> str:
+        """A layout as text, without the CP type and the rank order, of which one stands for all where they make no difference."""
+        order = layout.rank_order if layout.pp > 1 and layout.dp > 1 else ""
+        return str(layout.model_copy(update={"cp_type": layout.cp_type if layout.cp > 1 else "p2p", "rank_order": order}))
+
+    assert sorted(map(key, mine)) == sorted(map(key, theirs))
+
+
+@pytest.mark.parametrize("seed", range(300, 316))
+def test_every_layout_is_legal_and_listed_once(seed: int) -> None:
+    problem = random_problem(seed)
+    space = Space(problem)
+    table = listed(space)
+    assert len(table) == space.legal == space.layouts_per_frame.sum()
+    keys = row_keys([getattr(table, name) for name in COLUMNS])
+    assert len(np.unique(keys)) == len(table)
+    for row in np.random.default_rng(seed).permutation(len(table))[:40].tolist():
+        assert violations(problem, table.layout(row, problem.model.num_layers)) == []
+
+
+def test_layouts_of_some_frames_belong_to_them() -> None:
+    space = Space(small())
+    some = np.array([5, 2, 9])
+    table, member = space.layouts(some)
+    assert np.bincount(member).tolist() == space.layouts_per_frame[some].tolist()
+    for name in FRAME:
+        np.testing.assert_array_equal(getattr(table, name), getattr(space.frames, name)[some][member])
+
+
+FIXED = {
+    "tp": "tp=2|4",
+    "cp": "cp=2",
+    "pp": "pp=3",
+    "dp": "dp=4",
+    "vpp": "vpp=2",
+    "micro_batch": "micro_batch=2",
+    "num_microbatches": "num_microbatches=4",
+    "schedule": "schedule=interleaved",
+    "cp_type": "cp_type=a2a",
+    "optimizer_sharding": "optimizer_sharding=none",
+    "recompute": "recompute=full:uniform:4|full:block:28|selective:core_attn+mlp",
+    "offload": "offload=optimizer:0.5",
+    "rank_order": "rank_order=tp-cp-ep-pp-dp",
+    "sequence_parallel": "sequence_parallel=false",
+}
+
+
+@pytest.mark.parametrize("column", FIXED)
+def test_a_fixed_column_takes_its_values_and_no_other(column: str) -> None:
+    few = {"recompute": "recompute=none", "offload": "offload=none", "micro_batch": "micro_batch=1|2"}
+    if column == "num_microbatches":
+        few.pop("micro_batch")
+    problem = small(fix=",".join({**few, column: FIXED[column]}.values()))
+    found = {str(getattr(layout, column)).lower() for layout in layouts_of(problem)}
+    assert found == {value.lower() for value in problem.workload.fix[column]}
+
+
+@pytest.mark.parametrize("fix", ["ep=4", "etp=2", "edp=2"])
+def test_expert_degrees_can_be_fixed(fix: str) -> None:
+    problem = small(model="mixtral-8x7b", fix=f"{fix},recompute=full,micro_batch=1")
+    column, value = fix.split("=")
+    assert {getattr(layout, column) for layout in layouts_of(problem)} == {int(value)}
+
+
+def test_sequence_parallelism_that_is_off_leaves_tp_free() -> None:
+    layouts = layouts_of(small(fix="sequence_parallel=false,recompute=none,offload=none,micro_batch=1"))
+    assert {layout.tp for layout in layouts} == {1, 2, 4, 8}
+    assert not any(layout.sequence_parallel for layout in layouts)
+    on = layouts_of(small(fix="recompute=none,offload=none,micro_batch=1"))
+    assert all(layout.sequence_parallel == (layout.tp > 1) for layout in on)
+
+
+def test_values_that_clash_across_kinds_of_columns_leave_nothing() -> None:
+    assert Space(small(fix="tp=4,dp=4")).legal == 0
+    assert Space(small(fix="vpp=2,schedule=1f1b")).legal == 0
+    assert Space(small(fix="pp=2,vpp=2,micro_batch=1,num_microbatches=3")).legal == 0
+    assert Space(small(fix="dp=2,micro_batch=4,num_microbatches=2")).legal > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "broken"),
+    [
+        ({"forbid": "tp>2"}, lambda x: x.tp > 2),
+        ({"forbid": "micro_batch*dp>8"}, lambda x: x.micro_batch * x.dp > 8),
+        ({"forbid": "recompute==full"}, lambda x: x.recompute == "full"),
+        ({"constraint": "tp*cp<=4"}, lambda x: x.tp * x.cp > 4),
+        ({"constraint": "optimizer_sharding==zero1"}, lambda x: x.optimizer_sharding != "zero1"),
+    ],
+    ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
+)
+def test_what_is_forbidden_is_gone_and_the_rest_is_left(limits: dict[str, str], broken: object) -> None:
+    few = "micro_batch=1|2,recompute=none|full,offload=none"
+    free, limited = layouts_of(small(fix=few)), layouts_of(small(fix=few, **limits))
+    assert not any(map(broken, limited))  # type: ignore[arg-type]
+    frames = {tuple(getattr(layout, name) for name in FRAME) for layout in free if not broken(layout)}  # type: ignore[operator]
+    assert {tuple(getattr(layout, name) for name in FRAME) for layout in limited} == frames
+
+
+def test_forbidding_one_of_two_equals_leaves_the_other() -> None:
+    """Where CP type or rank order make no difference one stands for all: the first that is allowed.
+
+    Without data parallelism, a dense model takes pp inside dp only at cp = 1 (C004b).
+    """
+    free = Space(small())
+    cp, pp, dp = free.frames.cp, free.frames.pp, free.frames.dp
+    for limit, alike in (("cp_type==p2p", cp == 1), ("rank_order==tp-cp-ep-dp-pp", (pp == 1) | ((dp == 1) & (cp == 1)))):
+        limited = Space(small(forbid=limit))
+        np.testing.assert_array_equal(cp, limited.frames.cp)
+        np.testing.assert_array_equal(free.layouts_per_frame[alike], limited.layouts_per_frame[alike])
+        assert (limited.layouts_per_frame[~alike] < free.layouts_per_frame[~alike]).all()
+
+
+def test_groups_can_be_kept_inside_a_level() -> None:
+    problem = small(devices=16, inside="supernode:tp,cp")
+    frames = Space(problem).frames
+    assert (frames.tp * frames.cp <= 8).all()
+    free = Space(small(devices=16)).frames
+    assert (free.tp * free.cp > 8).any()
+
+
+def test_hsdp_offers_the_units_of_every_level_that_the_ranks_divide() -> None:
+    problem = build_problem("llama-3.1-8b", "gb200-nvl72", 144, 144, 4096, "torchtitan", fix="tp=1,cp=1,pp=1")
+    found = {layout.optimizer_sharding for layout in layouts_of(problem)}
+    assert {"hsdp:4", "hsdp:72"} <= found
+    assert found <= {"zero2", "zero3", "hsdp:4", "hsdp:72"}
+    within = build_problem("llama-3.1-8b", "gb200-nvl72", 4, 16, 4096, "torchtitan", fix="tp=1,cp=1,pp=1")
+    assert {layout.optimizer_sharding for layout in layouts_of(within)} == {"zero2", "zero3"}
+
+
+def test_more_than_half_of_the_devices_work_unless_the_batch_is_too_small() -> None:
+    frames = Space(small(devices=12)).frames
+    used = frames.tp * frames.cp * frames.pp * frames.dp
+    largest = {}
+    for row in range(len(frames)):
+        grid = int(frames.tp[row]), int(frames.cp[row]), int(frames.pp[row])
+        room = 12 // (grid[0] * grid[1] * grid[2])
+        largest[grid] = max(dp for dp in (1, 2, 4, 8, 16) if dp <= room)
+        assert 2 * used[row] > 12 or frames.dp[row] == largest[grid]
+    assert (2 * used <= 12).any() or (2 * used > 12).all()
+
+
+def test_interleaved_chunks_run_in_whole_groups() -> None:
+    """torchtitan would also run m between pp and 2·pp as one group; that is not priced, and so not in the space."""
+    layouts = layouts_of(small(stack="torchtitan", model="llama-3.1-8b", fix="optimizer_sharding=zero3,schedule=interleaved"))
+    assert layouts
+    assert all(layout.num_microbatches % layout.pp == 0 for layout in layouts)
+
+
+def test_mtp_layers_never_need_a_chunk_that_the_stack_cannot_say() -> None:
+    """61 decoder layers and one MTP layer: 62 chunks need a layout string, in which the MTP layer may stand alone."""
+    common = {"devices": 64, "global_batch": 64, "seq_len": 4096, "fix": "pp=62,tp=1,cp=1,ep=1,dp=1,recompute=none"}
+    for stack, cluster, chunks in (("megatron-lm", "hgx-h100", 62), ("mindspeed-llm", "atlas-800t-a2", 0)):
+        problem = build_problem("deepseek-v3", cluster, stack=stack, **common)  # type: ignore[arg-type]
+        assert (Space(problem).legal > 0) == (chunks == 62)
+
+
+def test_unpriced_schedules_leave_an_empty_space() -> None:
+    for fix in ("schedule=zb-v", "cp_type=a2a+p2p"):
+        problem = build_problem("qwen3-0.6b", "atlas-800t-a2", 8, 16, 4096, "mindformers", fix=fix)
+        assert Space(problem).legal == 0
+
+
+def test_a_rule_that_ties_both_kinds_of_choices_is_kept() -> None:
+    problem = small(fix="recompute=none,pp=2")
+    rule = Rule("T1", "test", "test", "arithmetic", any_of(at_most("vpp", 1), equal("sharding", 1)))
+    free, tied = listed(Space(problem)), listed(Space(problem, (*rules_for(problem), rule)))
+    allowed = (free.vpp <= 1) | (free.sharding == 1)
+    assert len(tied) == int(allowed.sum()) < len(free)
+    keys = [row_keys([getattr(table, name) for name in COLUMNS]) for table in (free.take(allowed), tied)]
+    assert sorted(keys[0].tolist()) == sorted(keys[1].tolist())
+
+
+def test_words_name_what_is_fixed_and_how_stages_are_cut() -> None:
+    assert "fixed: tp = 2 or 4" in Space(small(fix="tp=2|4")).words
+    assert "every contiguous split" in Space(small()).words
+    assert "equal stages" in Space(small(stack="megatron-lm-0.12")).words

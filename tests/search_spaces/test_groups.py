@@ -1,0 +1,99 @@
+"""Where groups sit on the units of a level, against the ranks of every group counted one by one."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from paraplan.search_spaces.groups import DIMENSIONS, Groups, groups
+from paraplan.search_spaces.layout import Layout, LayoutTable
+
+UNITS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 64, 72, 88, 384, 768)
+
+
+def random_layout(rng: random.Random) -> Layout:
+    """Degrees that divide nothing in particular; with pp inside dp the two grids agree, as rule C004a asks."""
+    tp, cp, pp, dp = (rng.choice(choice) for choice in ((1, 2, 3, 4, 8), (1, 2, 3, 5), (1, 2, 3, 4, 7), (1, 2, 3, 4, 5, 8)))
+    order = rng.choice(("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"))
+    tied = order == "tp-cp-ep-pp-dp" and pp > 1
+    whole = tp * cp if tied else tp * cp * dp
+    ep = rng.choice([d for d in range(1, whole + 1) if whole % d == 0])
+    etp = whole // ep if tied else rng.choice([d for d in range(1, whole // ep + 1) if whole // ep % d == 0])
+    edp = tp * cp * dp // (ep * etp)
+    return Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, edp=edp, rank_order=order, sequence_parallel=False)
+
+
+def ranks_of(layout: Layout, dimension: str) -> list[list[int]]:
+    """Every group of a dimension as its ranks, from Megatron's definition: the leftmost name of the order varies fastest."""
+    dense = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp}
+    expert = {"etp": layout.etp, "ep": layout.ep, "edp": layout.edp, "pp": layout.pp}
+    names = ("tp", "cp", "dp", "pp") if layout.rank_order == "tp-cp-ep-dp-pp" else ("tp", "cp", "pp", "dp")
+    if dimension in ("etp", "ep", "edp"):
+        names = tuple({"tp": "etp", "cp": "ep", "dp": "edp"}.get(name, name) for name in names)
+    sizes = expert if dimension in ("etp", "ep", "edp") else dense
+    shape = [sizes[name] for name in reversed(names)]
+    ranks = np.arange(np.prod(shape)).reshape(shape)
+    axis = len(names) - 1 - names.index(dimension)
+    return np.moveaxis(ranks, axis, -1).reshape(-1, sizes[dimension]).tolist()  # type: ignore[no-any-return]
+
+
+def test_size_and_stride_are_those_of_the_ranks() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        layout = random_layout(rng)
+        table = LayoutTable.from_layouts([layout])
+        for dimension in DIMENSIONS:
+            found, ranks = groups(table, dimension), ranks_of(layout, dimension)
+            assert int(found.size[0]) == len(ranks[0])
+            if len(ranks[0]) > 1:
+                assert {b - a for group in ranks for a, b in pairwise(group)} == {int(found.stride[0])}
+
+
+def test_units_of_the_worst_group_are_never_fewer_than_it_touches() -> None:
+    """And no more than one more; exact where the stride or the block of a group fits the unit."""
+    rng = random.Random(2)
+    exact = total = 0
+    for _ in range(300):
+        layout = random_layout(rng)
+        table = LayoutTable.from_layouts([layout])
+        for dimension in DIMENSIONS:
+            found, ranks = groups(table, dimension), ranks_of(layout, dimension)
+            for unit in UNITS:
+                worst = max(len({rank // unit for rank in group}) for group in ranks)
+                touched = float(found.units(unit, layout.devices)[0])
+                assert worst <= touched <= worst + 1
+                block = int(found.size[0] * found.stride[0])
+                if unit % block == 0 or int(found.stride[0]) % unit == 0 or (found.stride[0] == 1 and block % unit == 0):
+                    assert touched == worst
+                exact += touched == worst
+                total += 1
+    assert exact / total > 0.95
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "unit", "devices", "units"),
+    [
+        (8, 1, 8, 64, 1),  # TP 8 in a server of 8
+        (16, 1, 24, 72, 2),  # TP 16 over servers of 24 straddles a boundary
+        (72, 1, 72, 144, 1),
+        (64, 1, 72, 576, 2),  # 64 of 72 tile no rack
+        (36, 2, 72, 144, 1),
+        (4, 18, 72, 144, 1),
+        (6, 72, 72, 432, 6),  # one rank in every rack
+        (384, 1, 768, 15488, 1),
+        (15488, 1, 88, 15488, 176),
+        (5, 7, 7, 35, 5),
+        (3, 1, 1, 12, 3),
+        (12, 1, 72, 12, 1),  # the job has no second unit
+    ],
+)
+def test_known_groups(size: int, stride: int, unit: int, devices: int, units: int) -> None:
+    assert Groups(np.array([size]), np.array([stride])).units(unit, devices).tolist() == [units]
+
+
+def test_unknown_dimension() -> None:
+    table = LayoutTable.from_layouts([Layout(sequence_parallel=False)])
+    with pytest.raises(KeyError):
+        groups(table, "vpp")
