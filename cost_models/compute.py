@@ -1,0 +1,75 @@
+"""How long an operator's kernels take on one device: roofline with shape-dependent efficiency (Williams et al. 2009)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..search_spaces.cluster import Accelerator
+from ..search_spaces.layout import Floats
+from ..search_spaces.stack import Stack
+from .operators import BF16, Operator
+from .profile import AttentionCurve, Profile, attention_efficiency, gemm_s, grouped_gemm_s
+
+FLASH_BACKWARD = 2.5  # GEMMs of the fused backward over the forward's: five for two (arXiv 2205.14135, algorithm 4)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernel times of one accelerator at a GEMM precision, slowed by the stack's efficiency scalar."""
+
+    accelerator: Accelerator
+    profile: Profile
+    stack: Stack
+    precision: str
+
+    def forward_s(self, op: Operator) -> Floats:
+        """Seconds of the forward kernels of `op`, (n,)."""
+        if op.kind == "attention":
+            return self._attention_s(op, 1.0, backward=False)
+        if op.kind == "memory":
+            return self._memory_s(op.forward_bytes + op.zeros, self.stack.elementwise_efficiency.value)
+        return self._gemm_s(op, op.m, op.n, op.k)
+
+    def backward_s(self, op: Operator) -> Floats:
+        """Seconds of the backward kernels of `op`, (n,): for a GEMM dgrad (m×k×n) and wgrad (n×k×m)."""
+        if op.kind == "attention":
+            return self._attention_s(op, FLASH_BACKWARD if self.stack.attention_kernel == "flash" else 2.0, backward=True)
+        if op.kind == "memory":
+            return self._memory_s(op.backward_bytes + op.zeros, self.stack.elementwise_efficiency.value)
+        return self._gemm_s(op, op.m, op.k, op.n) + self._gemm_s(op, op.n, op.k, op.m)
+
+    def _gemm_s(self, op: Operator, m: Floats | float, n: Floats | float, k: Floats | float) -> Floats:
+        precision = "bf16" if op.high_precision and self.precision in ("fp8", "fp4") else self.precision
+        curve, peak = self.profile.gemm_curve(precision), self.peak(precision)
+        if op.kind == "grouped_gemm":
+            time_s = grouped_gemm_s(curve, self.profile.grouped_gemm, peak, m, n, k, op.groups)
+        else:
+            time_s = gemm_s(curve, peak, m, n, k)
+        moved = BF16 * op.groups * (m * k + k * n + m * n)
+        return np.maximum(time_s, self._memory_s(moved + op.zeros)) / self._efficiency + op.zeros
+
+    def _attention_s(self, op: Operator, times: float, backward: bool) -> Floats:
+        efficiency = attention_efficiency(self._attention_curve(backward), op.seq, op.head_dim)
+        flops = op.flops if self.stack.attention_kernel == "flash" else op.full_flops  # unfused kernels skip no masked block
+        rate = self.peak("bf16") * efficiency * self.stack.attention_efficiency.value * self._efficiency
+        return times * flops / rate + op.zeros
+
+    def _attention_curve(self, backward: bool) -> AttentionCurve:
+        curves = self.profile.attention
+        if self.stack.attention_kernel == "flash":
+            return curves.backward if backward else curves.forward
+        return curves.unfused_backward if backward else curves.unfused_forward
+
+    def _memory_s(self, moved: Floats, share: float = 1.0) -> Floats:
+        rate = self.accelerator.memory_bandwidth_bytes_per_s.value * self.profile.memory_efficiency.value * share
+        return np.where(moved > 0, moved / rate + self.profile.elementwise_launch_s.value, 0.0)
+
+    @property
+    def _efficiency(self) -> float:
+        return self.stack.efficiency.value
+
+    def peak(self, precision: str) -> float:
+        """Dense peak of a precision, FLOP/s."""
+        return self.accelerator.peak_flops[precision].value

@@ -1,0 +1,157 @@
+"""What an operator is: the columns it reads, its shape and bytes, its messages; and the blocks that every layer kind shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..search_spaces.layout import RECOMPUTE_MODULES, Floats, Ints
+
+BF16 = 2.0
+FP32 = 4.0
+Kind = Literal["gemm", "grouped_gemm", "attention", "memory"]
+CORE_ATTN, LAYERNORM, MOE_ACT, MLA_UP_PROJ, MLP, SHARED_EXPERTS, MOE = (1 << i for i in range(len(RECOMPUTE_MODULES)))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The columns that a layer's cost depends on; all (n,). `linear_bytes` is the width of a saved GEMM input (1 under FP8)."""
+
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    etp: Floats
+    micro_batch: Floats
+    sequence_parallel: Floats  # 0 or 1
+    cp_type: Ints
+    seq_len: float
+    linear_bytes: float = BF16
+    flash: bool = True
+    fused: bool = True
+    imbalance: float = 1.0
+    dispatch_bytes: float = BF16
+
+    @property
+    def tokens(self) -> Floats:
+        return self.micro_batch * self.seq_len / self.cp
+
+    @property
+    def sp(self) -> Floats:
+        """What SP divides the tokens between blocks by."""
+        return np.where(self.sequence_parallel > 0, self.tp, 1.0)
+
+    @property
+    def zeros(self) -> Floats:
+        return np.zeros_like(self.tp)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective of a dimension: the bytes of its buffer, and how often forward and backward send it.
+
+    "dispatch" and "combine" carry one copy of a rank's tokens to `top_k` experts and back; node-limited routing sends a token to
+    `limit` of the `groups` that experts are dealt to. A "ring" passes every rank's buffer on from neighbour to neighbour until
+    all have seen it. A `beside` message runs while the kernels of its own operator do (ring attention) and exposes the rest; a
+    `hidden` one costs traffic but no time.
+    """
+
+    dimension: Literal["tp", "cp", "ep", "etp"]
+    collective: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring", "dispatch", "combine"]
+    bytes: Floats
+    forward: float | Floats = 1.0
+    backward: float | Floats = 1.0
+    top_k: int = 0
+    limit: int | None = None
+    groups: int = 1
+    beside: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One kernel, or one kind of kernels in a row.
+
+    GEMM: m×n×k forward; dgrad is m×k×n and wgrad n×k×m where it has a weight; grouped: `groups` experts of m tokens each.
+    Attention: `flops` forward over `seq` keys and heads of `head_dim`. Memory: bytes read and written. `saved_bytes` stay until
+    backward; they are freed when one of `modules` is recomputed. `flops` count a causal mask, `full_flops` do not. A
+    `high_precision` GEMM stays in BF16 under FP8 and FP4.
+    """
+
+    name: str
+    kind: Kind
+    zeros: Floats
+    modules: int = 0
+    m: Floats | float = 0.0
+    n: Floats | float = 0.0
+    k: Floats | float = 0.0
+    groups: Floats | float = 1.0
+    flops: Floats | float = 0.0
+    full_flops: Floats | float = 0.0
+    seq: Floats | float = 1.0
+    head_dim: float = 1.0
+    forward_bytes: Floats | float = 0.0
+    backward_bytes: Floats | float = 0.0
+    saved_bytes: Floats | float = 0.0
+    messages: tuple[Message, ...] = ()
+    high_precision: bool = False
+
+    @property
+    def forward_flops(self) -> Floats:
+        """Executed forward FLOPs of the rank, (n,)."""
+        gemm = 2.0 * self.m * self.n * self.k * self.groups if self.kind in ("gemm", "grouped_gemm") else self.flops
+        return np.asarray(gemm + self.zeros)
+
+    @property
+    def forward_full_flops(self) -> Floats:
+        """The same with attention counted over the whole sequence, (n,)."""
+        return np.asarray(self.full_flops + self.zeros) if self.kind == "attention" else self.forward_flops
+
+
+def norm_and_residual(name: str, width: int, f: Factors, output_bytes: Floats) -> Operator:
+    """Norm and residual add on the SP share: input and residual read, both written; its output is what the next GEMM saves."""
+    moved = BF16 * f.tokens * width / f.sp
+    passes = 4.0 if f.fused else 10.0  # one kernel, or cast, square, mean, scale and add apart
+    return Operator(
+        name,
+        "memory",
+        f.zeros,
+        LAYERNORM,
+        forward_bytes=passes * moved,
+        backward_bytes=1.5 * passes * moved,
+        saved_bytes=output_bytes,
+    )
+
+
+def activation(name: str, inputs: Floats, outputs: Floats, f: Factors, module: int) -> Operator:
+    """Elementwise activation: reads the first GEMM's output, writes the second one's input, which it saves."""
+    passes = 1.0 if f.fused else 2.5
+    moved = BF16 * (inputs + outputs) * passes
+    return Operator(
+        name, "memory", f.zeros, module, forward_bytes=moved, backward_bytes=2 * moved, saved_bytes=f.linear_bytes * outputs
+    )
+
+
+def column_parallel(f: Factors, input_bytes: Floats) -> tuple[Message, ...]:
+    """Input of a column-parallel GEMM (Korthikanti et al. 2022, section 4.2.2).
+
+    SP: gathered forward, its gradient scattered backward; the second gather, for wgrad, runs beside dgrad. Without SP only backward
+    speaks, one all-reduce.
+    """
+    sharded = np.where(f.sequence_parallel > 0, input_bytes, 0.0)
+    return (
+        Message("tp", "all_gather", sharded, 1.0, 0.0),
+        Message("tp", "all_gather", sharded, 0.0, 1.0, hidden=True),
+        Message("tp", "reduce_scatter", sharded, 0.0, 1.0),
+        Message("tp", "all_reduce", np.where(f.sequence_parallel > 0, 0.0, input_bytes), 0.0, 1.0),
+    )
+
+
+def row_parallel(f: Factors, output_bytes: Floats) -> tuple[Message, ...]:
+    """Output of a row-parallel GEMM. SP: scattered forward, gathered backward; without SP one all-reduce forward."""
+    return (
+        Message("tp", "reduce_scatter", np.where(f.sequence_parallel > 0, output_bytes, 0.0), 1.0, 0.0),
+        Message("tp", "all_gather", np.where(f.sequence_parallel > 0, output_bytes, 0.0), 0.0, 1.0),
+        Message("tp", "all_reduce", np.where(f.sequence_parallel > 0, 0.0, output_bytes), 1.0, 0.0),
+    )

@@ -1,0 +1,234 @@
+"""The one list of operators of every layer kind: shapes, bytes moved, bytes saved for backward, messages.
+
+Time, activation memory, traffic and FLOPs are all read off the operators built here; weights are ModelSpec's tensors. Every
+figure is for one micro-batch on one rank and broadcasts over the columns of `Factors`. Tokens count what a rank works on after
+cp; between blocks SP divides them by tp once more. EP does not divide a rank's tokens: it moves them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..search_spaces.layout import Floats
+from ..search_spaces.model import DenseMlp, LayerKind, ModelSpec, MoeMlp
+from .mixers import mixer_operators
+from .operation import (
+    BF16,
+    FP32,
+    MLP,
+    MOE,
+    MOE_ACT,
+    SHARED_EXPERTS,
+    Factors,
+    Message,
+    Operator,
+    activation,
+    column_parallel,
+    norm_and_residual,
+    row_parallel,
+)
+
+__all__ = [
+    "BF16",
+    "FP32",
+    "Factors",
+    "Message",
+    "Operator",
+    "dispatch_buffer_bytes",
+    "embedding_operators",
+    "head_operators",
+    "layer_input_bytes",
+    "layer_operators",
+    "logits_bytes",
+    "mtp_operators",
+]
+
+
+def layer_operators(model: ModelSpec, kind: str, f: Factors) -> list[Operator]:
+    """All operators of one decoder layer of a kind, in order."""
+    layer = model.kinds[kind]
+    return [*mixer_operators(model, layer, f), *_mlp_operators(model, layer, f)]
+
+
+def embedding_operators(model: ModelSpec, f: Factors) -> list[Operator]:
+    """Vocabulary-parallel look-up: every TP rank contributes its rows, a reduce-scatter (or all-reduce) joins them."""
+    h, t = model.hidden_size, f.tokens
+    rows = BF16 * t * h
+    return [
+        Operator("embedding", "memory", f.zeros, forward_bytes=2 * rows, backward_bytes=2 * rows, messages=row_parallel(f, rows))
+    ]
+
+
+def head_operators(model: ModelSpec, f: Factors, vocab_size: Floats) -> list[Operator]:
+    """Final norm, LM head over the padded vocabulary and vocabulary-parallel cross entropy."""
+    h, t = model.hidden_size, f.tokens
+    vocab = vocab_size / f.tp
+    logits = t * vocab
+    passes = 3.0 if f.fused else 6.0  # reads and writes of the logits in FP32-equivalents, forward; the same backward
+    return [
+        norm_and_residual("final_norm", h, f, 2 * BF16 * t * h / f.sp),  # its input, which no layer keeps, and its output
+        Operator("lm_head", "gemm", f.zeros, m=t, n=vocab, k=h, messages=column_parallel(f, BF16 * t * h), high_precision=True),
+        Operator(
+            "loss",
+            "memory",
+            f.zeros,
+            forward_bytes=FP32 * passes * logits,
+            backward_bytes=FP32 * passes / 2 * logits,
+            messages=(Message("tp", "all_reduce", FP32 * t, forward=3.0, backward=0.0),),
+        ),
+    ]
+
+
+def mtp_operators(model: ModelSpec, f: Factors) -> list[Operator]:
+    """One MTP layer: the next tokens' look-up, two norms, the 2h → h projection, a decoder layer (arXiv 2412.19437, 2.2).
+
+    The projection is column-parallel; its output is gathered over the hidden size and, under SP, split over the tokens again.
+    """
+    if model.mtp is None:
+        return []
+    h, t = model.hidden_size, f.tokens
+    return [
+        *embedding_operators(model, f),
+        norm_and_residual("mtp_norms", 2 * h, f, f.linear_bytes * 2 * t * h / f.sp),
+        Operator(
+            "mtp_projection",
+            "gemm",
+            f.zeros,
+            m=t,
+            n=h / f.tp,
+            k=2.0 * h,
+            saved_bytes=BF16 * t * h / f.sp,
+            messages=(
+                *column_parallel(f, BF16 * 2 * t * h),
+                Message("tp", "all_gather", BF16 * t * h, 1.0, np.where(f.sequence_parallel > 0, 1.0, 0.0)),
+            ),
+        ),
+        *layer_operators(model, model.mtp.kind, f),
+    ]
+
+
+def layer_input_bytes(model: ModelSpec, f: Factors) -> Floats:
+    """The residual streams at a layer's input: what stays when all of the layer is recomputed, (n,)."""
+    return BF16 * f.tokens * model.hidden_size * model.residual_streams / f.sp
+
+
+def logits_bytes(f: Factors, vocab_size: Floats, heads: int) -> Floats:
+    """Peak around the loss, (n,): one head's logits in BF16, their FP32 copy and its gradient; other heads' (MTP) FP32 softmax."""
+    return f.tokens * vocab_size / f.tp * (BF16 + FP32 + FP32 + (heads - 1) * FP32)
+
+
+def dispatch_buffer_bytes(model: ModelSpec, kind: str, f: Factors) -> Floats:
+    """Send and receive buffers of a MoE layer's token exchange at the assumed imbalance, (n,)."""
+    mlp = model.kinds[kind].mlp
+    if not isinstance(mlp, MoeMlp):
+        return f.zeros
+    width = mlp.latent_size or model.hidden_size
+    return BF16 * f.tokens / f.sp * mlp.top_k * width * (1.0 + f.imbalance)
+
+
+def _mlp_operators(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Operator]:
+    mlp, h, t = layer.mlp, model.hidden_size, f.tokens
+    if mlp is None:
+        return []
+    # After a mixer the norm's input is a residual of its own; without one it is the layer's input, which is counted there.
+    residual = [Operator("residual", "memory", f.zeros, saved_bytes=layer_input_bytes(model, f))] if layer.mixer else []
+    norm = norm_and_residual("mlp_norm", h, f, f.linear_bytes * t * h / f.sp)
+    if isinstance(mlp, DenseMlp):
+        return [*residual, norm, *_dense_mlp("mlp", mlp.width, mlp.gated, h, f, MLP)]
+    return [*residual, norm, *_moe(mlp, h, f)]
+
+
+def _dense_mlp(name: str, width: int, gated: bool, h: int, f: Factors, module: int) -> list[Operator]:
+    t, w = f.tokens, width / f.tp
+    first = w * (2 if gated else 1)
+    return [
+        Operator(
+            f"{name}_fc1",
+            "gemm",
+            f.zeros,
+            module,
+            m=t,
+            n=first,
+            k=h,
+            saved_bytes=BF16 * t * first,
+            messages=column_parallel(f, BF16 * t * h),
+        ),
+        activation(f"{name}_act", t * first, t * w, f, module),
+        Operator(f"{name}_fc2", "gemm", f.zeros, module, m=t, n=h, k=w, messages=row_parallel(f, BF16 * t * h)),
+    ]
+
+
+def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
+    """Router, dispatch, grouped experts, combine, beside them the shared expert.
+
+    A rank sends its SP share of the tokens top_k times and, balanced, receives as many; ETP gathers them over etp ranks that
+    split the expert's width. Step time follows the fullest device: `imbalance` times the mean.
+    """
+    t, width = f.tokens / f.sp, mlp.latent_size or h
+    routed = t * mlp.top_k * f.imbalance * f.etp
+    experts = mlp.experts / f.ep
+    w = mlp.width / f.etp
+    first = w * (2 if mlp.gated else 1)
+    copies = BF16 * routed * width
+    limit, groups = (mlp.routing_groups_topk, mlp.routing_groups) if mlp.routing_groups > 1 else (None, 1)
+    sent = t * width * f.imbalance
+    dispatch = Message("ep", "dispatch", f.dispatch_bytes * sent, 1.0, 1.0, mlp.top_k, limit, groups)
+    combine = Message("ep", "combine", BF16 * sent, 1.0, 1.0, mlp.top_k, limit, groups)
+    etp_gather = Message("etp", "all_gather", copies, 1.0, 1.0)
+    etp_scatter = Message("etp", "reduce_scatter", copies, 1.0, 1.0)
+    operators = [
+        Operator(
+            "router",
+            "gemm",
+            f.zeros,
+            MOE,
+            m=t,
+            n=float(mlp.experts),
+            k=h,
+            saved_bytes=FP32 * t * mlp.experts * 2,
+            high_precision=True,
+        ),
+        *_latent("latent_down", mlp.latent_size, t, h, f),
+        Operator(
+            "permute",
+            "memory",
+            f.zeros,
+            MOE,
+            forward_bytes=4 * copies,
+            backward_bytes=4 * copies,
+            saved_bytes=f.linear_bytes * routed * width,
+            messages=(dispatch, etp_gather),
+        ),
+        Operator(
+            "experts_fc1",
+            "grouped_gemm",
+            f.zeros,
+            MOE,
+            m=routed / experts,
+            n=first,
+            k=width,
+            groups=experts,
+            saved_bytes=BF16 * routed * first,
+        ),
+        activation("experts_act", routed * first, routed * w, f, MOE | MOE_ACT),
+        Operator("experts_fc2", "grouped_gemm", f.zeros, MOE, m=routed / experts, n=width, k=w, groups=experts),
+        Operator(
+            "unpermute",
+            "memory",
+            f.zeros,
+            MOE,
+            forward_bytes=4 * copies,
+            backward_bytes=4 * copies,
+            messages=(etp_scatter, combine),
+        ),
+        *_latent("latent_up", mlp.latent_size, t, h, f),
+    ]
+    if mlp.shared_width:
+        operators += _dense_mlp("shared_experts", mlp.shared_width, mlp.gated, h, f, SHARED_EXPERTS | MOE)
+    return operators
+
+
+def _latent(name: str, size: int | None, t: Floats, h: int, f: Factors) -> list[Operator]:
+    if size is None:
+        return []
+    return [Operator(name, "gemm", f.zeros, MOE, m=t, n=float(size), k=h, saved_bytes=BF16 * t * size)]

@@ -1,0 +1,291 @@
+"""Profile: what share of an accelerator's datasheet rates its kernels and collectives reach, as curves over sizes.
+
+A profile is physics of one accelerator. What a training framework loses on top (efficiency scalar, host floors, overlap)
+belongs to the Stack, bandwidths and latencies of the network to the ClusterSpec. A site's own profile may lay what it measured of
+a stack over the catalog's figures (`stacks`).
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
+
+from ..search_spaces.cluster import Figure
+from ..search_spaces.documents import parse_document, read_document, to_record
+from ..search_spaces.errors import InputError
+from ..search_spaces.model import Frozen
+from ..search_spaces.stack import check_figures
+
+FloatArray = NDArray[np.float64]
+
+DEFAULT = "default"  # the profile of accelerators that nobody has measured
+
+PRECISION_ALIASES = {"fp16": "bf16", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+"""Precisions that run on the tensor-core path of another one and share its curve."""
+
+
+class Fitted(Frozen):
+    """One fitted or documented figure, the interval it lies in, and what it was read from or fitted on."""
+
+    value: NonNegativeFloat
+    low: NonNegativeFloat
+    high: NonNegativeFloat
+    source: str
+
+    @model_validator(mode="after")
+    def _interval_holds_value(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"value {self.value:g} lies outside its interval {self.low:g} to {self.high:g}")
+        return self
+
+
+class Efficiency(Fitted):
+    """A share of a datasheet rate: above 0, at most 1."""
+
+    value: Annotated[float, Field(gt=0, le=1)]
+    low: Annotated[float, Field(gt=0, le=1)]
+    high: Annotated[float, Field(gt=0, le=1)]
+
+
+class GemmCurve(Frozen):
+    """C(m×n) = A(m×k)·B(k×n): share of dense peak e_max / ((1 + m0/m)(1 + n0/n)(1 + k0/k)), plus a fixed launch time."""
+
+    e_max: Efficiency
+    m0: Fitted
+    n0: Fitted
+    k0: Fitted
+    launch_s: Fitted
+
+
+class GroupedGemmCurve(Frozen):
+    """Experts' GEMMs in one kernel, relative to the plain GEMM of the same precision.
+
+    time = gemm_s(curve, peak, tokens per expert, n, k, batch = local experts) without launch / relative_efficiency + launch_s.
+    """
+
+    relative_efficiency: Efficiency
+    launch_s: Fitted
+
+
+class AttentionCurve(Frozen):
+    """One attention kernel: share of dense peak e_max / ((1 + seq0/seq)(1 + head_dim0/head_dim)).
+
+    `seq` is the sequence length that one kernel call covers (a window's or a CP rank's where that is shorter). The
+    head-dimension term is the softmax: its work per score does not shrink with the head.
+    """
+
+    e_max: Efficiency
+    seq0: Fitted
+    head_dim0: Fitted
+
+
+class AttentionCurves(Frozen):
+    """Attention forward and backward, with a fused (flash) kernel and unfused (scores written to memory).
+
+    Flash kernels skip masked blocks: a causal mask halves their FLOPs; their backward counts 2.5 times the forward's (five
+    GEMMs for two). Unfused attention does all FLOPs whatever the mask, its backward 2 times the forward's, and its curves
+    hold the whole score path, softmax and memory traffic included.
+    """
+
+    forward: AttentionCurve
+    backward: AttentionCurve
+    unfused_forward: AttentionCurve
+    unfused_backward: AttentionCurve
+
+
+class CollectiveCurve(Frozen):
+    """One collective over one kind of level.
+
+    time = launch_s + hops · (hop_latency_s, or the level's latency where that is not measured)
+         + (wire + local_cost · max(passes · message − wire, 0)) / (bandwidth · efficiency) · (1 + (half_bytes / message)^gamma)
+
+    `wire` is what one device sends, `message` the collective's buffer S. A byte of S that stays on its device is still copied
+    (all-gather, reduce-scatter, all-to-all: S/n of it, one pass; all-reduce: 2S/n, two passes) at `local_cost` of a sent one.
+    `hop_latency_s` is the whole time per hop, the library's part and the wire's, read off small messages.
+    """
+
+    efficiency: Efficiency
+    half_bytes: Fitted
+    gamma: Fitted
+    launch_s: Fitted
+    hop_latency_s: Fitted | None = None
+    local_cost: Fitted | None = None
+    passes: Literal[1, 2] = 1
+
+
+class Interval(Frozen):
+    """Relative interval of measured over predicted: 0.9 to 1.15 says that the truth lies 10 % below to 15 % above."""
+
+    low: Annotated[float, Field(gt=0, le=1)]
+    high: Annotated[float, Field(ge=1)]
+    source: str
+
+
+class FitError(Frozen):
+    """How far a fitted curve is from the points that it was not fitted on: relative errors of time, as fractions."""
+
+    held_out_median: NonNegativeFloat
+    held_out_p90: NonNegativeFloat
+    points_fitted: int
+    points_held_out: int
+    data: str
+
+
+class Provenance(Frozen):
+    """Where a profile comes from; `errors` are keyed by curve ("gemm.bf16", "collectives.scale-up.all_reduce")."""
+
+    summary: str
+    errors: dict[str, FitError] = {}
+    notes: tuple[str, ...] = ()
+
+
+class Profile(Frozen):
+    """All curves of one accelerator.
+
+    `gemm` is keyed by precision (bf16, fp8 = scaled per block, fp8_tensor = scaled per tensor, fp4), `collectives` by the
+    level's `efficiency_profile` ("scale-up", "scale-out") and then by collective: all_reduce, all_gather, reduce_scatter,
+    all_to_all, p2p, and where measured all_reduce_in_network (switches reduce; wire = S), moe_dispatch and moe_combine
+    (fused token exchange; wire and message count each token once per destination device).
+    """
+
+    accelerator: str
+    fitted: bool  # False: documented figures only, no curve was fitted on this accelerator
+    gemm: dict[str, GemmCurve]
+    grouped_gemm: GroupedGemmCurve
+    attention: AttentionCurves
+    memory_efficiency: Efficiency  # share of memory bandwidth that elementwise kernels reach
+    elementwise_launch_s: Fitted
+    collectives: dict[str, dict[str, CollectiveCurve]]
+    step_time_interval: Interval
+    step_time_interval_moe: Interval | None = None  # of models with experts, where they are known less well
+    provenance: Provenance
+    stacks: dict[str, dict[str, dict[str, Figure]]] = {}  # a site's figures of a stack on an accelerator, over the catalog's
+
+    @field_validator("stacks")
+    @classmethod
+    def _known_figures(cls, stacks: dict[str, dict[str, dict[str, Figure]]]) -> dict[str, dict[str, dict[str, Figure]]]:
+        for stack, accelerators in stacks.items():
+            for accelerator, figures in accelerators.items():
+                check_figures(f"{stack} on {accelerator}", figures)
+        return stacks
+
+    def stack_figures(self, stack: str, accelerator: str) -> dict[str, Figure]:
+        """Figures that lie over a stack's own on an accelerator; empty where the profile has none."""
+        return self.stacks.get(stack, {}).get(accelerator, {})
+
+    def interval(self, moe: bool) -> Interval:
+        """The relative interval of step times, for models with or without experts."""
+        return self.step_time_interval_moe or self.step_time_interval if moe else self.step_time_interval
+
+    def gemm_curve(self, precision: str) -> GemmCurve:
+        """The GEMM curve of a precision or of the path it shares; InputError when the profile has none."""
+        curve = self.gemm.get(PRECISION_ALIASES.get(precision, precision))
+        if curve is None:
+            raise InputError(
+                f"profile {self.accelerator!r} has no gemm curve for precision {precision!r}; it has {_names(self.gemm)}."
+            )
+        return curve
+
+    def collective_curve(self, section: str, collective: str) -> CollectiveCurve:
+        """The curve of a collective on a kind of level; InputError names the missing section or collective."""
+        curves = self.collectives.get(section)
+        if curves is None:
+            raise InputError(
+                f"profile {self.accelerator!r} has no collectives section {section!r}; "
+                f"efficiency_profile of a level must be one of {_names(self.collectives)}."
+            )
+        curve = curves.get(collective)
+        if curve is None:
+            raise InputError(f"profile {self.accelerator!r}: {section} has no curve for {collective!r}; it has {_names(curves)}.")
+        return curve
+
+
+def load_profile(accelerator_name: str, path: str | None = None) -> Profile:
+    """Profile of an accelerator: the shipped file of that name, else of the longest name that it extends, else the default.
+
+    A grade or memory variant (ascend-910b-376t, say) thus takes its family's figures; `default.yaml` has `fitted: false`.
+    `path` is a user's YAML that overrides section by section: a mapping is merged key by key down to single figures, a
+    figure (value, low, high, source) is replaced whole. Raises InputError on unreadable or malformed files.
+    """
+    shipped = resources.files(__package__) / "profiles"
+    names = [file.name.removesuffix(".yaml") for file in shipped.iterdir() if file.name.endswith(".yaml")]
+    name = accelerator_name.lower()
+    family = max((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=DEFAULT)
+    data = parse_document((shipped / f"{family}.yaml").read_text(encoding="utf-8"), f"profile {family}")
+    data["accelerator"] = accelerator_name
+    if path is not None:
+        data = _merged(data, read_document(Path(path)))
+    return to_record(Profile, data, path or f"profile {family}")
+
+
+def gemm_s(curve: GemmCurve, peak: ArrayLike, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1) -> FloatArray:
+    """Seconds of `batch` GEMMs of m×n×k in one kernel at dense `peak` FLOP/s; arguments broadcast; an empty GEMM costs 0."""
+    rows, columns, depth, count = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
+    # mnk (1 + m0/m)(1 + n0/n)(1 + k0/k) = (m + m0)(n + n0)(k + k0): no division by an empty GEMM's size
+    padded = (rows + curve.m0.value) * (columns + curve.n0.value) * (depth + curve.k0.value)
+    rate = np.asarray(peak, dtype=np.float64) * curve.e_max.value
+    return _where(rows * columns * depth * count > 0, 2.0 * count * padded / rate + curve.launch_s.value)
+
+
+def grouped_gemm_s(
+    curve: GemmCurve, grouped: GroupedGemmCurve, peak: ArrayLike, m: ArrayLike, n: ArrayLike, k: ArrayLike, groups: ArrayLike
+) -> FloatArray:
+    """Seconds of one grouped GEMM: `groups` experts, each m×n×k (m = mean tokens per expert); arguments broadcast."""
+    single_s = gemm_s(curve, peak, m, n, k, groups)
+    work_s = (single_s - curve.launch_s.value) / grouped.relative_efficiency.value + grouped.launch_s.value
+    return _where(single_s > 0, work_s)
+
+
+def attention_efficiency(curve: AttentionCurve, seq: ArrayLike, head_dim: ArrayLike) -> FloatArray:
+    """Share of dense peak that an attention kernel reaches; arguments broadcast and must be positive."""
+    keys, width = np.asarray(seq, dtype=np.float64), np.asarray(head_dim, dtype=np.float64)
+    share: FloatArray = curve.e_max.value * (keys / (keys + curve.seq0.value)) * (width / (width + curve.head_dim0.value))
+    return share
+
+
+def collective_s(
+    curve: CollectiveCurve,
+    bandwidth: ArrayLike,
+    latency: ArrayLike,
+    hops: ArrayLike,
+    wire_bytes: ArrayLike,
+    message_bytes: ArrayLike,
+) -> FloatArray:
+    """Seconds of one collective, as CollectiveCurve defines it; arguments broadcast.
+
+    Bandwidth in bytes/s per device one way, latency in seconds per hop of the level. Nothing sent (`wire_bytes` = 0) costs 0.
+    Hops are steps in a row: ring all-gather and reduce-scatter n−1, ring all-reduce 2(n−1), all-to-all, p2p, in-network 1.
+    """
+    wire, message = np.asarray(wire_bytes, dtype=np.float64), np.asarray(message_bytes, dtype=np.float64)
+    rate = np.asarray(bandwidth, dtype=np.float64) * curve.efficiency.value
+    hop_s = np.asarray(latency if curve.hop_latency_s is None else curve.hop_latency_s.value, dtype=np.float64)
+    moved = wire
+    if curve.local_cost is not None:
+        moved = wire + curve.local_cost.value * np.maximum(curve.passes * message - wire, 0.0)
+    sent = (wire > 0) & (message > 0)
+    ramp = (curve.half_bytes.value / np.where(sent, message, 1.0)) ** curve.gamma.value
+    time_s = curve.launch_s.value + np.asarray(hops, dtype=np.float64) * hop_s + moved / rate * (1.0 + ramp)
+    return _where(sent, time_s)
+
+
+def _where(condition: NDArray[np.bool_], time_s: FloatArray) -> FloatArray:
+    return np.where(condition, time_s, np.zeros_like(time_s))
+
+
+def _names(keys: dict[str, Any]) -> str:
+    return ", ".join(sorted(keys)) or "none"
+
+
+def _merged(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """`override` laid over `base`; figures are replaced whole, lest a new value keep an old interval and source."""
+    result = dict(base)
+    for key, value in override.items():
+        old = base.get(key)
+        sections = isinstance(old, dict) and isinstance(value, dict) and "source" not in old
+        result[key] = _merged(cast("dict[str, Any]", old), value) if sections else value
+    return result

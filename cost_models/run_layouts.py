@@ -1,0 +1,241 @@
+"""From a measured run to what prices it: a Problem, a Layout with its framework's stages, and whose kernel curves apply."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from pydantic import ValidationError
+
+from ..search_spaces.cluster import ClusterSpec, Figure
+from ..search_spaces.inputs import load_cluster, load_stack
+from ..search_spaces.layout import Layout, Problem
+from ..search_spaces.model import ModelSpec
+from ..search_spaces.stack import Stack
+from ..search_spaces.workload import Workload
+from .run_models import Shape, model_spec
+from .run_splits import split_of
+from .runs import CORE_OR_HALF, HALF_OF_LAYERS, Run, Unpriceable, meaning
+
+UNSUPPORTED = (
+    (r"\blora\b", "LoRA: adapters and frozen weights are not priced"),
+    (r"packed (squad|sequence)|\(packed", "packed sequences are not priced"),
+    (r"freezing|frozen-weight", "frozen weights are not priced"),
+)
+"""What a row's id, notes or FLOP convention says that paraplan does not price."""
+
+MOST_STAGES = 4096  # some frameworks leave stages empty, so layers do not limit them
+FSDP_GROUP = re.compile(r"FSDP (?:sharding )?group (\d+)")
+UNSHARDED = re.compile(r"no ZeRO|no distributed optimizer at the time", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that can be priced. `curves` names the profile, `gemm_curve` its curve for the run's GEMMs.
+
+    `memory` says which figure the source measured: the fullest stage's, the first stage's, or a whole device's with its context.
+    """
+
+    run: Run
+    problem: Problem
+    layout: Layout
+    curves: str
+    gemm_curve: str
+    memory: str
+
+
+def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
+    """The run as a priceable job; Unpriceable, with the reason, where it is not one."""
+    _refuse_unsupported(run)
+    cluster_name, curves = meaning("accelerator", run.text("accelerator")).split()
+    precision, gemm_curve = meaning("precision", run.text("precision")).split()
+    cluster = _cluster(cluster_name, run.count("domain_size"))
+    if precision not in cluster.accelerator.peak_flops:
+        raise Unpriceable(f"{cluster.accelerator.name} has no {precision} rate")
+    stack = _stack_of(run, cluster)
+    seq_len = run.needed("seq_len")
+    model = _model(run, shapes, seq_len)
+    try:
+        problem = _problem(model, cluster, run.needed("num_accelerators"), stack, _workload(run, seq_len, precision))
+        layout = _layout(run, problem)
+    except ValidationError as error:
+        raise Unpriceable(f"not a layout: {error.errors(include_url=False)[0]['msg']}") from error
+    return Job(run, problem, layout, curves, gemm_curve, meaning("memory", run.family))
+
+
+def stack_words(run: Run) -> str:
+    """The text that the vocabulary's stack entries are matched against."""
+    names = ("software", "family", "precision", "optimizer_sharding", "comm_overlap")
+    return " | ".join(run.text(name) for name in names).replace("\n", " ")
+
+
+def _refuse_unsupported(run: Run) -> None:
+    said = " ".join(run.text(name) for name in ("id", "notes", "flops_convention"))
+    for pattern, reason in UNSUPPORTED:
+        if re.search(pattern, said, re.IGNORECASE):
+            raise Unpriceable(reason)
+
+
+@cache
+def _cluster(name: str, domain_size: int | None) -> ClusterSpec:
+    """The catalog's cluster with a supernode of `domain_size` devices."""
+    cluster = load_cluster(name)
+    if domain_size is None:
+        return cluster
+    place = [level.name for level in cluster.levels].index(cluster.supernode)
+    below = cluster.levels[place - 1].size or 1 if place else 1
+    if domain_size == cluster.levels[place].size or domain_size % below or domain_size <= (below if place else 0):
+        return cluster
+    level = cluster.levels[place].model_copy(update={"size": domain_size})
+    # A level above that would no longer hold whole supernodes goes.
+    above = [each for each in cluster.levels[place + 1 :] if each.size is None or each.size % domain_size == 0]
+    return cluster.model_copy(update={"levels": (*cluster.levels[:place], level, *above)})
+
+
+def _stack_of(run: Run, cluster: ClusterSpec) -> Stack:
+    found = meaning("stack", stack_words(run))
+    names = ("tp", "dp_gradients", "dp_parameters", "pp_interleaved")
+    off = tuple(name for name in names if meaning(f"overlap.{name}", run.text("comm_overlap")) == "off")
+    return _stack(
+        cluster.default_stack if found == "default" else found,
+        off,
+        meaning("moe_dispatcher", run.text("moe_dispatcher")),
+        meaning("cuda_graphs", run.text("cuda_graphs")) == "whole step",
+    )
+
+
+@cache
+def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: bool) -> Stack:
+    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, and graphs over the whole step."""
+    stack = load_stack(name)
+    changes: dict[str, object] = {"overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0))}
+    if dispatcher:
+        changes["moe_dispatcher"] = dispatcher
+    if graphs:
+        none = Figure(value=0.0, source="one CUDA graph spans the step: the host launches no layer", grade="official")
+        changes |= {"cuda_graphs": True, "host_floor_dense_s": none, "host_floor_moe_s": none}
+    return stack.model_copy(update=changes)
+
+
+_MODELS: dict[tuple[int, str, int], ModelSpec] = {}
+
+
+def _model(run: Run, shapes: Mapping[str, Shape], seq_len: int) -> ModelSpec:
+    if not run.text("model"):
+        raise Unpriceable("missing field: model")
+    key = (id(shapes), run.text("model"), seq_len)
+    if key not in _MODELS:
+        _MODELS[key] = model_spec(run.text("model"), shapes, seq_len)
+    return _MODELS[key]
+
+
+def _workload(run: Run, seq_len: int, precision: str) -> Workload:
+    balanced = meaning("routing", f"{run.family} {run.text('notes')}") == "balanced"
+    given = {"expert_imbalance": 1.0} if balanced else {}
+    return Workload(global_batch=run.needed("global_batch"), seq_len=seq_len, precision=precision, **given)  # type: ignore[arg-type]
+
+
+def _problem(model: ModelSpec, cluster: ClusterSpec, devices: int, stack: Stack, workload: Workload) -> Problem:
+    return Problem(model=model, cluster=cluster, devices=devices, stack=stack, workload=workload)
+
+
+def _layout(run: Run, problem: Problem) -> Layout:
+    """The run's layout. dp follows from the other degrees where it is blank, and must agree with them where it is not."""
+    tp, pp = run.needed("tp"), run.needed("pp")
+    cp, ep, micro_batch = run.count("cp") or 1, run.count("ep") or 1, run.needed("micro_batch")
+    dp = run.count("dp") or problem.devices // (tp * cp * pp)
+    if tp * cp * pp * dp != problem.devices:
+        raise Unpriceable("dp inconsistent: tp·cp·pp·dp is not the number of devices")
+    batch = problem.workload.global_batch
+    if batch % (micro_batch * dp):
+        raise Unpriceable("micro-batches are not integral: global_batch is not a multiple of micro_batch·dp")
+    m = batch // (micro_batch * dp)
+    schedule, vpp = _schedule(run, pp, m)
+    if pp * vpp > problem.model.num_layers and vpp > 1:
+        raise Unpriceable("more chunks than layers")
+    if pp > MOST_STAGES:
+        raise Unpriceable(f"more stages than {MOST_STAGES}")
+    etp = _expert_tensor_parallel(run, problem, tp, cp, dp, ep)
+    recompute = _recompute(run, problem, pp * vpp)
+    split = split_of(problem.model, pp, vpp, meaning("split", run.family), run.text("notes"))
+    sequence_parallel = run.text("sp")
+    return Layout(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        ep=ep if problem.model.is_moe else 1,
+        etp=etp,
+        edp=tp * cp * dp // (etp * ep) if problem.model.is_moe else tp * cp * dp,
+        vpp=vpp,
+        micro_batch=micro_batch,
+        num_microbatches=m,
+        sequence_parallel=tp > 1 and sequence_parallel != "0",
+        cp_type=meaning("cp_type", run.text("cp_type")),
+        schedule=schedule,
+        optimizer_sharding=_sharding(run, problem.stack, dp * cp),
+        recompute=recompute,
+        offload=_offload(run, problem.model),
+        stages=split.stages(problem.model.num_layers, recompute),
+    )
+
+
+def _schedule(run: Run, pp: int, micro_batches: int) -> tuple[str, int]:
+    """Schedule and vpp: interleaved wherever there is more than one chunk per stage."""
+    schedule, vpp = meaning("pp_schedule", run.text("pp_schedule")), run.count("vpp")
+    if pp == 1:
+        return "1f1b", 1
+    if schedule == "interleaved" and vpp is None:
+        raise Unpriceable("missing field: vpp")
+    vpp = vpp or 1
+    if vpp > 1 and micro_batches % pp:
+        raise Unpriceable("interleaving needs micro-batches in multiples of pp")
+    return ("interleaved", vpp) if vpp > 1 else ("1f1b" if schedule == "interleaved" else schedule, 1)
+
+
+def _expert_tensor_parallel(run: Run, problem: Problem, tp: int, cp: int, dp: int, ep: int) -> int:
+    """etp as given, or the stack's default where it is blank and the grid allows it, else 1. A MoE run must state its ep."""
+    if not problem.model.is_moe:
+        return 1
+    run.needed("ep")
+    default = tp if meaning("etp", problem.stack.name) == "tp" and cp * dp % ep == 0 else 1
+    etp = run.count("etp") or default
+    if tp * cp * dp % (etp * ep):
+        raise Unpriceable("etp·ep does not divide tp·cp·dp")
+    return etp
+
+
+def _recompute(run: Run, problem: Problem, chunks: int) -> str:
+    words, layers = meaning("recompute", run.text("recompute")), problem.model.num_layers
+    half = f"full:block:{max(1, math.ceil(layers / chunks / 2))}"
+    if words == HALF_OF_LAYERS:
+        return half
+    if words == CORE_OR_HALF:
+        return "selective:core_attn" if "core_attn" in problem.stack.recompute_modules else half
+    if words.startswith("layers per stage:"):
+        counts = [int(count) for count in re.findall(r"\d+", words)]
+        return f"full:block:{max(1, round(sum(counts) / len(counts)))}"
+    return words
+
+
+def _sharding(run: Run, stack: Stack, ranks: int) -> str:
+    """Sharding in our words. A blank is what the stack always does: ZeRO-3 under FSDP, else ZeRO-1, unless notes say none."""
+    found = meaning("optimizer_sharding", run.text("optimizer_sharding")).replace("-", "").replace("zero0", "none")
+    if found == "blank":
+        if UNSHARDED.search(run.text("notes")):
+            return "none"
+        found = "zero3" if "zero1" not in stack.optimizer_shardings and "zero3" in stack.optimizer_shardings else "zero1"
+    group = FSDP_GROUP.search(run.text("notes"))
+    if found == "zero3" and group and 1 < int(group[1]) < ranks:
+        return f"hsdp:{group[1]}"
+    return found
+
+
+def _offload(run: Run, model: ModelSpec) -> str:
+    words = meaning("offload", run.text("offload"))
+    if words.startswith("layers:"):
+        return f"activations:{min(1.0, int(words.removeprefix('layers:')) / model.num_layers):g}"
+    return words

@@ -1,0 +1,161 @@
+"""Shapes of the models behind measured runs: a models.json beside the CSV, the catalog, and what neither of them says.
+
+An entry of models.json holds num_layers, hidden_size, num_attention_heads, num_kv_heads, head_dim, ffn_hidden_size, gated_mlp,
+vocab_size, tied_embeddings, num_experts, moe_top_k, moe_ffn_hidden_size, shared_expert_ffn, first_k_dense, mla and mtp_layers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..search_spaces.errors import InputError
+from ..search_spaces.inputs import catalog_names, load_model
+from ..search_spaces.layer_kinds import Attention, DenseMlp, LatentAttention, LayerKind, MoeMlp, Mtp
+from ..search_spaces.model import ModelSpec
+from .runs import Unpriceable
+
+Shape = Mapping[str, Any]
+
+CATALOG_NAMES = {
+    "deepseek-v4-flash": "deepseek-v4-flash",
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "llama4-maverick-400b": "llama-4-maverick",
+    "nemotron-3-nano": "nemotron-3-nano-30b-a3b",
+    "nemotron-h-56b": "nemotron-h-56b",
+}
+"""Models whose layers differ in ways that models.json cannot say (windows, state-space blocks, every second layer dense)."""
+
+MANY_KINDS = re.compile(r"hybrid|sliding|alternating|every 2nd layer|every second layer|mamba", re.IGNORECASE)
+"""Notes of a shape that its numbers alone do not describe."""
+
+VOCABULARIES = (
+    (r"llama2?-|mixtral|mistral|codellama", 32000),
+    (r"baichuan2", 125696),
+    (r"baichuan-", 64000),
+    (r"qwen-72b", 152064),
+    (r"qwen-", 151936),
+    (r"yi-", 64000),
+    (r"aquila2", 100008),
+    (r"gemma-", 256000),
+    (r"internlm-", 103168),
+    (r"gpt", 50304),
+)
+"""Vocabularies that models.json leaves blank, from the families' published config.json (GPT: GPT-2's, padded)."""
+
+LONGEST = 1 << 20
+"""Positions of a model without learned ones: they cost nothing."""
+
+
+def read_shapes(path: Path) -> dict[str, Shape]:
+    """models.json; empty where there is none. InputError where it is not a JSON object of objects."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: is not valid JSON ({type(error).__name__})") from error
+    if not isinstance(data, dict) or not all(isinstance(shape, dict) for shape in data.values()):
+        raise InputError(f"{path}: must hold an object of model names, each with an object of its sizes")
+    return data
+
+
+def model_spec(name: str, shapes: Mapping[str, Shape], seq_len: int) -> ModelSpec:
+    """The model of a run. Unpriceable where nobody says what it looks like.
+
+    `seq_len` is how many positions a model with learned ones has.
+    """
+    if name in CATALOG_NAMES:
+        return load_model(CATALOG_NAMES[name])
+    shape = shapes.get(name)
+    if shape is None:
+        if name in catalog_names("models"):
+            return load_model(name)
+        raise Unpriceable(f"unknown model shape: {name}")
+    if MANY_KINDS.search(str(shape.get("notes") or "")):
+        raise Unpriceable(f"layers of several kinds, which models.json cannot say: {name}")
+    try:
+        return _spec(name, shape, seq_len)
+    except (ValidationError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, Unpriceable):
+            raise
+        raise Unpriceable(f"model shape does not hold together: {name}") from error
+
+
+def _spec(name: str, shape: Shape, seq_len: int) -> ModelSpec:
+    hidden, layers = _size(name, shape, "hidden_size"), _size(name, shape, "num_layers")
+    gated = bool(shape.get("gated_mlp"))
+    # GPT-2's line (plain feed-forward, tied embedding) learns its positions and has biases; ALiBi models learn none.
+    gpt = not gated and bool(shape.get("tied_embeddings"))
+    learned = gpt and "alibi" not in str(shape.get("notes") or "").lower()
+    mixer = _mixer(name, shape, hidden, gpt)
+    experts = shape.get("num_experts") or 0
+    dense = experts <= 1  # one expert is a dense layer
+    first_dense = layers if dense else int(shape.get("first_k_dense") or 0)
+    mtp = int(shape.get("mtp_layers") or 0)
+    kinds: dict[str, LayerKind] = {}
+    if first_dense:
+        width = _size(name, shape, "ffn_hidden_size", 4 * hidden if gpt or shape.get("gated_mlp") is None else None)
+        kinds["dense"] = LayerKind(mixer=mixer, mlp=DenseMlp(width=width, gated=gated, bias=gpt))
+    if not dense:
+        kinds["moe"] = LayerKind(mixer=mixer, mlp=_moe(name, shape, gated))
+    counts = {"dense": first_dense, "moe": layers - first_dense}
+    return ModelSpec(
+        name=name,
+        hidden_size=hidden,
+        vocab_size=_size(name, shape, "vocab_size", _published_vocabulary(name)),
+        max_position_embeddings=seq_len if learned else LONGEST,
+        kinds=kinds,
+        layers=tuple(f"{count}*{kind}" for kind, count in counts.items() if count),
+        tied_embeddings=bool(shape.get("tied_embeddings")),
+        learned_positions=learned,
+        norm="rms" if gated else "layer",
+        mtp=Mtp(layers=mtp, kind="dense" if dense else "moe") if mtp else None,
+        source=str(shape.get("hf_or_source") or ""),
+    )
+
+
+def _mixer(name: str, shape: Shape, hidden: int, bias: bool) -> Attention | LatentAttention:
+    heads = _size(name, shape, "num_attention_heads")
+    if shape.get("mla"):
+        mla = shape["mla"]
+        return LatentAttention(heads=heads, **{key: mla[key] for key in LATENT if mla.get(key) is not None})
+    return Attention(
+        heads=heads,
+        kv_heads=_size(name, shape, "num_kv_heads", heads),
+        head_dim=_size(name, shape, "head_dim", max(hidden // heads, 1)),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+
+
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def _moe(name: str, shape: Shape, gated: bool) -> MoeMlp:
+    width = _size(name, shape, "moe_ffn_hidden_size", shape.get("ffn_hidden_size"))
+    shared = shape.get("shared_expert_ffn")
+    return MoeMlp(
+        experts=_size(name, shape, "num_experts"),
+        top_k=_size(name, shape, "moe_top_k"),
+        width=width,
+        gated=gated,
+        shared_width=int((shape.get("num_shared_experts") or 0) * width if shared is None else shared),
+    )
+
+
+def _size(name: str, shape: Shape, key: str, otherwise: int | None = None) -> int:
+    value = shape.get(key) or otherwise
+    if value is None:
+        raise Unpriceable(f"unknown model shape: {name} has no {key}")
+    return int(value)
+
+
+def _published_vocabulary(name: str) -> int | None:
+    return next((size for pattern, size in VOCABULARIES if re.match(pattern, name)), None)

@@ -1,0 +1,271 @@
+"""Published measured runs: a CSV's rows, and the one table that turns its vocabulary into ours.
+
+Columns are those of the measured-runs format (id, family, model, accelerator, num_accelerators, tp, pp, …, measured_*, status,
+notes); a blank cell means that the source does not say. Nothing here prices anything.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from ..search_spaces.errors import InputError
+
+NEEDED = ("id", "model", "accelerator", "num_accelerators", "seq_len", "global_batch", "micro_batch", "tp", "pp")
+"""Columns without which a file is not a table of runs."""
+
+
+LARGEST = 10**9
+"""No degree, batch or length of a real run comes near it."""
+
+
+class Unpriceable(ValueError):  # noqa: N818
+    """A row that cannot be priced; the message is the reason that it is counted under."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row; `text` gives a cell, `count` and `number` read it (None where blank)."""
+
+    cells: Mapping[str, str] = field(repr=False)
+    id: str
+
+    def text(self, column: str) -> str:
+        return self.cells.get(column, "")
+
+    def count(self, column: str) -> int | None:
+        """A whole number from 1 to LARGEST; Unpriceable where the cell holds something else."""
+        value = self.number(column)
+        if value is None:
+            return None
+        if not 1 <= value <= LARGEST or value != int(value):
+            raise Unpriceable(f"{column} is not a whole number from 1 to {LARGEST}")
+        return int(value)
+
+    def number(self, column: str) -> float | None:
+        """A finite number; Unpriceable where the cell holds something else."""
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise Unpriceable(f"{column} is not a number")
+        return value
+
+    def needed(self, column: str) -> int:
+        """The same as `count` for a cell that must not be blank."""
+        value = self.count(column)
+        if value is None:
+            raise Unpriceable(f"missing field: {column}")
+        return value
+
+    @property
+    def family(self) -> str:
+        return self.text("family") or "unnamed"
+
+    @property
+    def accelerator(self) -> str:
+        return self.text("accelerator") or "unnamed"
+
+    @property
+    def split(self) -> str:
+        return self.text("split") or "test"
+
+    @property
+    def status(self) -> str:
+        return self.text("status") or "ok"
+
+
+@dataclass(frozen=True)
+class Word:
+    """One entry of the vocabulary: cells of `column` that match `pattern` mean `meaning` ("\\1" is the pattern's first group).
+
+    A meaning that starts with "!" is a reason why the row cannot be priced.
+    """
+
+    column: str
+    pattern: str
+    meaning: str
+    note: str = ""
+
+
+HALF_OF_LAYERS = "half of the layers"
+CORE_OR_HALF = "core attention, or half of the layers"
+
+VOCABULARY: tuple[Word, ...] = (
+    # Accelerator → cluster / profile of its kernels; the domain_size column sets the size of the supernode.
+    Word("accelerator", r"a100-80gb.*|a100", "hgx-a100 a100-80gb-sxm"),
+    Word("accelerator", r"a100-40gb.*", "hgx-a100-40gb a100-40gb-sxm"),
+    Word("accelerator", r"h100-(80gb.*|sxm.*)|h100", "hgx-h100 h100-80gb-sxm"),
+    Word("accelerator", r"h100-9[46]gb.*", "hgx-h100-96gb h100-80gb-sxm", "HBM2e, 500 W; kernels of the 80 GB part"),
+    Word("accelerator", r"h200.*", "hgx-h200 h200"),
+    Word("accelerator", r"h800.*", "hgx-h800 h800"),
+    Word("accelerator", r"(b200|b300)(-.*)?", r"hgx-\1 \1"),
+    Word("accelerator", r"(gb200|gb300)(-.*)?", r"\1-nvl72 \1"),
+    Word("accelerator", r"(mi300x|mi355x).*", r"\1 \1"),
+    Word("accelerator", r"ascend(-910b[1-4]?|-undisclosed)?", "atlas-800t-a2 ascend-910b", "grade not printed: ±15 %"),
+    Word("accelerator", r"ascend-910c(-die)?", "cloudmatrix-384 ascend-910c-die", "a device is a die"),
+    Word("accelerator", r"v100.*", "!accelerator without BF16 tensor cores: its attention has no curve"),
+    Word("accelerator", r"tpu.*", "!accelerator not in the catalog: TPU"),
+    # Software and more → stack. The text matched is "software | family | precision | optimizer_sharding | comm_overlap".
+    Word("stack", r".*kernel=flash_attention2 \+ rms kernel.*", "aleph-alpha-flash2-rms"),
+    Word("stack", r".*kernel=flash_attention2.*", "aleph-alpha-flash2"),
+    Word("stack", r".*kernel=flash_attention.*", "aleph-alpha-flash1"),
+    Word("stack", r".*kernel=torch.*", "aleph-alpha-torch"),
+    Word("stack", r".*kernel=fused.*", "aleph-alpha-fused"),
+    Word("stack", r".*(aa-scaling|aleph.alpha).*", "aleph-alpha-flash2-rms"),
+    Word("stack", r".*nanotron.*", "nanotron"),
+    Word("stack", r".*(llm-foundry|composer).*", "llm-foundry"),
+    Word("stack", r".*kempner.*", "kempnerforge"),
+    Word("stack", r".*torchtitan.*", "torchtitan"),
+    Word("stack", r".*automodel.*", "nemo-automodel"),
+    Word("stack", r"megatron-deepspeed \|.*vtrain.*", "megatron-deepspeed-2024"),
+    Word("stack", r".*internevo.*", "internevo"),
+    Word("stack", r".*(megatron( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*\| bf16 \|.*", "megatron-deepspeed-bf16"),
+    Word("stack", r".*(megatron( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*", "megatron-deepspeed"),
+    Word("stack", r".*(mindspeed|modellink).*", "mindspeed-llm"),
+    Word("stack", r".*(mindformers|mindspore).*", "mindformers"),
+    Word("stack", r".*megatron-bridge.*\| (zero3|hsdp).*", "megatron-fsdp"),
+    Word("stack", r".*(megatron-bridge|mcore|megatron-core v0\.1[6-9]).*moe-ep-a2a.*", "megatron-bridge-ep-overlap"),
+    Word("stack", r"megatron-bridge v0\.[12]\..*", "megatron-bridge-2025"),
+    Word("stack", r".*megatron-bridge.*", "megatron-bridge"),
+    Word("stack", r".*nemo 24.*", "nemo-24"),
+    Word("stack", r".*nemo.*|.*mlperf.*", "nemo-25"),
+    Word("stack", r".*(megatron-lm (ptd-p )?202[012]|deepspeed zero-3).*", "megatron-lm-2022"),
+    Word("stack", r".*(megatron-core r0\.[1-9]\b|megatron-core r0\.1[0-2]|megatron-lm @|megascale).*", "megatron-lm-0.12"),
+    Word("stack", r".*deepspeed.*", "deepspeed"),
+    Word("stack", r".*fsdp.*", "torchtitan"),
+    Word("stack", r".*(megatron|mcore).*", "megatron-lm"),
+    Word("stack", r".*", "default", "the cluster's own default"),
+    # Precision → GEMM precision / curve of the profile.
+    Word("precision", r"bf16.*|amp_bf16", "bf16 bf16"),
+    Word("precision", r"fp16.*|amp_fp16", "fp16 bf16"),
+    Word("precision", r"mxfp8|fp8-(blockwise|block|mx|sub.*)", "fp8 fp8", "scaled per block"),
+    Word("precision", r"(amp_)?fp8.*", "fp8 fp8_tensor", "scaled per tensor or row: current, delayed, dynamic"),
+    Word("precision", r"(nv|mx)?fp4.*", "fp4 fp4"),
+    Word("precision", r"", "!missing field: precision"),
+    # Sharding. A blank means ZeRO-1 on Megatron stacks (the distributed optimizer), ZeRO-3 on FSDP stacks.
+    Word("optimizer_sharding", r"(none|zero[0123]|hsdp:\d+)", r"\1"),
+    Word("optimizer_sharding", r"(zero-?[123]).*", r"\1"),
+    Word("optimizer_sharding", r"fsdp.*|zall", "zero3"),
+    Word("optimizer_sharding", r"ddp", "none"),
+    Word("optimizer_sharding", r"dist.*opt.*", "zero1"),
+    Word("optimizer_sharding", r"", "blank"),
+    # Recompute.
+    Word("recompute", r"|none|no", "none", "blank: no source that leaves it out is known to recompute"),
+    Word("recompute", r"full", "full"),
+    Word("recompute", r"full\((block|uniform), ?(\d+)\).*", r"full:\1:\2"),
+    Word("recompute", r"full:(block|uniform):(\d+)", r"full:\1:\2"),
+    Word("recompute", r"full\[([\d, ]+)\]", r"layers per stage:\1", "the mean of the list, in every chunk"),
+    Word("recompute", r"full\+select.*", "full"),
+    Word("recompute", r"selective: ?rmsnorm \+ mla.up.projections", "selective:layernorm+mla_up_proj"),
+    Word("recompute", r"selective: ?([a-z_+]+)", r"selective:\1", "Megatron's module names"),
+    Word("recompute", r"selective \((layer|op)\)", HALF_OF_LAYERS, "torchtitan: every second layer or matrix product"),
+    Word("recompute", r"selective", CORE_OR_HALF, "core attention where the stack names modules, otherwise per operator"),
+    Word("recompute", r".+", "!recompute in words that are not priced"),
+    # Expert tensor parallelism where it is blank, by stack.
+    Word("etp", r"megatron-bridge.*|nemo-automodel", "1", "what its MoE recipes set"),
+    Word("etp", r".*", "tp", "Megatron's default, where the grid allows it"),
+    # Context parallelism.
+    Word("cp_type", r"|ring|p2p", "p2p"),
+    Word("cp_type", r"a2a.*p2p.*|hybrid", "!cp_type that is not priced: a2a+p2p"),
+    Word("cp_type", r"a2a.*|ulysses.*", "a2a"),
+    Word("cp_type", r"all-?gather", "allgather"),
+    Word("cp_type", r".+", "!cp_type in words that are not priced"),
+    # Offload.
+    Word("offload", r"|none", "none"),
+    Word("offload", r"optimizer.*", "optimizer:1"),
+    Word("offload", r"activations cpu_offloading_num_layers=(\d+)", r"layers:\1"),
+    Word("offload", r"(optimizer|activations):([\d.]+)", r"\1:\2"),
+    Word("offload", r".+", "!offload of single modules or parameters"),
+    # Schedule.
+    Word("pp_schedule", r"|1f1b", "1f1b"),
+    Word("pp_schedule", r"(interleaved).*|vpp", "interleaved"),
+    Word("pp_schedule", r"gpipe|afab", "gpipe"),
+    Word("pp_schedule", r".+", "!schedule that is not priced: \\g<0>"),
+    # What a row says of overlap switches off what it does not name; blank leaves the stack's own.
+    Word("overlap.tp", r"none.*", "off"),
+    Word("overlap.tp", r".*(\btp\b|asynctp|mc2|tp_linear_async).*|(?!.*grad-reduce).*", "on"),
+    Word("overlap.tp", r".*", "off"),
+    Word("overlap.dp_gradients", r"none.*", "off"),
+    Word("overlap.dp_gradients", r".*", "on"),
+    Word("overlap.dp_parameters", r"none.*|(?=.*grad-reduce)(?!.*param-gather).*", "off"),
+    Word("overlap.dp_parameters", r".*", "on"),
+    Word("overlap.pp_interleaved", r"none.*", "off"),
+    Word("overlap.pp_interleaved", r".*", "on"),
+    Word("moe_dispatcher", r"flex.*|.*deepep.*|.*hybridep.*", "flex"),
+    Word("moe_dispatcher", r"(alltoall|allgather)", r"\1"),
+    Word("moe_dispatcher", r".*", ""),
+    Word("cuda_graphs", r".*full_iteration.*", "whole step", "the host launches one graph: no floor per layer"),
+    Word("cuda_graphs", r".*", ""),
+    Word("routing", r".*(balanc|capacity 1|megatron-bridge|bridge-studies|mcore-moe).*", "balanced", "forced, or capped"),
+    Word("routing", r".*", "free"),
+    # What a family's memory figure is.
+    Word("memory", r"nanotron", "first stage", "rank 0 writes the log"),
+    Word("memory", r"bigscience", "whole device", "nvidia-smi: the driver's context is in"),
+    Word("memory", r".*", "fullest stage", "peak allocated on the fullest rank"),
+    # How a family's framework cuts stages.
+    Word("split", r"nanotron", "by compute", "blocks dealt out by matrix products, the head's in"),
+    Word("split", r".*", "even", "equal chunks; what is left over is taken from the ends (see run_splits)"),
+    # FLOPs behind MFU and TFLOP/s: causal attention halved or whole, model or hardware (recompute in).
+    Word("flops", r".*hardware.*no attention term.*", "!FLOP formula without attention"),
+    Word("flops", r".*hardware.*", "whole hardware"),
+    Word("flops", r".*(not halved|non-causal|full attention|12\*?l).*", "whole"),
+    Word("flops", r".*halved.*", "halved"),
+    Word("flops", r".*(mindspeed|mindformers|nemo-docs|sc21|korthikanti|megascale|llm-foundry|nanotron|aleph|kempner).*", "whole"),
+    Word("flops", r".*", "halved"),
+)
+"""The whole mapping from a CSV's words to a Stack and a Layout: the first entry of a column that matches the whole cell counts."""
+
+
+def meaning(column: str, cell: str) -> str:
+    """What a cell stands for; Unpriceable where its word has no price, or no entry at all."""
+    found = _meaning(column, cell.strip().lower())
+    if found.startswith("!"):
+        raise Unpriceable(found[1:])
+    return found
+
+
+@cache
+def _meaning(column: str, cell: str) -> str:
+    for word in VOCABULARY:
+        if word.column == column and (match := re.fullmatch(word.pattern, cell, re.IGNORECASE | re.DOTALL)):
+            return match.expand(word.meaning)
+    return f"!{column} in words that are not known"
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The rows of a CSV of measured runs. InputError, in one sentence, for a file that is not one."""
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder, not a file")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            header = reader.fieldnames or ()
+            missing = [name for name in NEEDED if name not in header]
+            if missing:
+                raise InputError(f"{path}: has no column {missing[0]!r}; a table of runs needs {', '.join(NEEDED)}")
+            return [_run(row, path, reader.line_num) for row in reader]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+    except csv.Error as error:
+        raise InputError(f"{path}: is not a CSV file: {error}") from error
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file") from error
+
+
+def _run(row: Mapping[str | None, str | list[str] | None], path: Path, line: int) -> Run:
+    if None in row:
+        raise InputError(f"{path}: line {line} has more cells than the header")
+    cells = {str(name): cell.strip() if isinstance(cell, str) else "" for name, cell in row.items()}
+    if not cells["id"]:
+        raise InputError(f"{path}: line {line} has no id")
+    return Run(cells, cells["id"])

@@ -1,0 +1,233 @@
+"""Traffic against an explicit list of every message between explicit ranks, and the shares that are read off it."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paraplan.cost_models.details import detail
+from paraplan.cost_models.memory import GIB
+from paraplan.cost_models.step import CostModel
+from paraplan.optimizer.planner import evaluate, with_default_stages
+from paraplan.optimizer.ranks import coordinates
+from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.layout import Layout, Problem
+
+sys.path.insert(0, str(Path(__file__).parent))  # the reference lies beside this file
+
+from reference_step import Msg, Reference
+
+Sent = tuple[int, int, float]  # from rank, to rank, bytes
+
+
+class Wire:
+    """Bytes on the wire by level and dimension, each message booked at the outermost level that it crosses."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.names = [level.name for level in problem.cluster.levels]
+        self.sizes = problem.cluster.allocated_sizes(problem.devices)[:-1]
+        self.bytes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def level(self, a: int, b: int) -> int:
+        """The innermost level whose units hold both ranks."""
+        return next((i for i, size in enumerate(self.sizes) if a // size == b // size), len(self.sizes))
+
+    def book(self, dimension: str, sent: Iterator[Sent], times: float = 1.0) -> None:
+        for source, target, size in sent:
+            self.bytes[self.names[self.level(source, target)]][dimension] += times * size
+
+    def gather(self, ranks: list[int], total: float) -> Iterator[Sent]:
+        """All-gather level by level from the outside: a rank passes what it has to its counterparts in the sibling units.
+
+        A reduce-scatter sends the same bytes the other way.
+        """
+        holds = total / len(ranks)
+        units: list[list[int]] = [ranks]
+        for level in reversed(range(len(self.sizes) + 1)):
+            parts = [self._split(unit, level) for unit in units]
+            (fan,) = {len(part) for part in parts}
+            for siblings in parts:
+                for peers in zip(*siblings, strict=True):
+                    yield from ((a, b, holds) for a in peers for b in peers if a != b)
+            holds *= fan
+            units = [part for siblings in parts for part in siblings]
+
+    def _split(self, ranks: list[int], level: int) -> list[list[int]]:
+        """The ranks of a unit by the units of the level below, in which they lie."""
+        if level == 0:
+            return [[rank] for rank in ranks]
+        found: dict[int, list[int]] = defaultdict(list)
+        for rank in ranks:
+            found[rank // self.sizes[level - 1]].append(rank)
+        return list(found.values())
+
+
+def pairs(ranks: list[int], each: float) -> Iterator[Sent]:
+    return ((a, b, each) for a in ranks for b in ranks if a != b)
+
+
+def dispatched(wire: Wire, ranks: list[int], token_bytes: float, top_k: int, dedup: bool) -> Iterator[Sent]:
+    """Tokens to the ranks of their experts, uniform in expectation.
+
+    Without dedup each of the top_k copies travels alone. With it a token enters every server that it is sent to once, at the rank
+    of the sender's own place there, which passes it on to the others that are hit.
+    """
+    n = len(ranks)
+    if not dedup:
+        yield from pairs(ranks, token_bytes * top_k / n)
+        return
+    servers = wire._split(ranks, 1)
+    hit_rank = 1 - (1 - 1 / n) ** top_k
+    hit_server = 1 - (1 - 1 / len(servers)) ** top_k
+    for home in servers:
+        for place, source in enumerate(home):
+            for server in servers:
+                if server is not home:
+                    yield source, server[place], token_bytes * hit_server
+                for rank in server:
+                    if rank != server[place]:
+                        yield server[place], rank, token_bytes * hit_rank
+
+
+def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
+    """GiB per device, level and dimension, from all messages of a step between all ranks."""
+    even = problem.model_copy(update={"workload": problem.workload.model_copy(update={"expert_imbalance": 1.0})})
+    reference, wire = Reference(even, layout), Wire(problem)
+    m, stage_of = layout.num_microbatches, coordinates(layout)["pp"]
+    dedup = problem.stack.moe_dispatcher == "flex"
+
+    def collective(message: Msg, ranks: list[int]) -> Iterator[Sent]:
+        match message.collective:
+            case "all_gather" | "reduce_scatter":
+                yield from wire.gather(ranks, message.bytes)
+            case "all_reduce":
+                yield from wire.gather(ranks, 2 * message.bytes)
+            case "all_to_all":
+                yield from pairs(ranks, message.bytes / len(ranks))
+            case "ring":
+                steps = len(ranks) - 1
+                yield from ((a, b, steps * message.bytes) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b)
+            case "dispatch":
+                yield from dispatched(wire, ranks, message.bytes, reference._moe_mlp().top_k, dedup)
+
+    dense, expert = [0.0] * layout.pp, [0.0] * layout.pp
+    for index, chunk in enumerate(reference.chunks):
+        stage = index % layout.pp
+        for name, again in chunk:
+            held = reference.weights(name)
+            dense[stage] += held[0]
+            expert[stage] += held[1]
+            for op in reference.operators(name):
+                for message in op.messages:
+                    times = message.forward + message.backward + (message.forward if again and reference.recomputed(op) else 0)
+                    for ranks in reference.groups[message.dimension]:
+                        if stage_of[ranks[0]] == stage:
+                            wire.book(message.dimension, collective(message, ranks), m * times)
+    if layout.pp > 1 and (problem.model.tied_embeddings or problem.model.mtp):
+        dense[-1] += reference.weights("embedding")[0]
+    edge = reference.hidden_bytes
+    for ranks in reference.groups["pp"]:
+        for c in range(layout.pp * layout.vpp - 1):
+            here, there = ranks[c % layout.pp], ranks[(c + 1) % layout.pp]
+            wire.book("pp", iter([(here, there, edge), (there, here, edge)]), m)
+    gradient = float(problem.stack.gradient_bytes)
+    shards, copies = reference.shards()
+    for dimension, groups, weights in (("dp", shards, dense), ("edp", reference.groups["edp"], expert)):
+        for ranks in groups:
+            mine = weights[int(stage_of[ranks[0]])]
+            # none: all-reduce; zero1: scatter, gather; zero2: scatter per micro-batch; zero3, hsdp: two gathers per micro-batch too
+            scatters, gathers = {0: (2, 0), 1: (1, 1), 2: (m, 1), 3: (m, 2 * m), 4: (m, 2 * m)}[reference.sharding]
+            wire.book(dimension, wire.gather(ranks, (scatters * gradient + gathers * 2) * mine))
+    for ranks in copies:
+        wire.book("dp", wire.gather(ranks, 2 * gradient * dense[int(stage_of[ranks[0]])] / len(shards[0])))
+    used = layout.devices
+    return {level: {d: size / used / GIB for d, size in by.items() if size > 0} for level, by in wire.bytes.items()}
+
+
+LAYOUTS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
+    "tp in the server": ("llama-3.1-8b", "hgx-h100", None, {"tp": 4, "pp": 2, "dp": 2}),
+    "tp over servers": ("llama-3.1-8b", "hgx-h100", None, {"tp": 16, "pp": 2, "dp": 1, "recompute": "full"}),
+    "tp without sp": ("llama-3.1-8b", "hgx-h100", None, {"tp": 8, "pp": 2, "dp": 2, "sequence_parallel": False}),
+    "pipeline in one server": ("llama-3.1-8b", "hgx-h100", None, {"pp": 4, "dp": 4, "rank_order": "tp-cp-ep-pp-dp"}),
+    "pipeline around cp": (
+        "llama-3.1-8b",
+        "hgx-h100",
+        None,
+        {"tp": 2, "cp": 4, "pp": 2, "dp": 4, "rank_order": "tp-cp-ep-pp-dp"},
+    ),
+    "interleaved over servers": (
+        "llama-3.1-8b",
+        "hgx-h100",
+        None,
+        {"tp": 4, "pp": 4, "dp": 2, "vpp": 2, "schedule": "interleaved", "recompute": "selective:mlp"},
+    ),
+    "ring over servers": ("llama-3.1-8b", "hgx-h100", None, {"tp": 4, "cp": 4, "pp": 2, "dp": 1, "recompute": "full:block:3"}),
+    "ulysses": ("llama-3.1-8b", "hgx-h100", None, {"tp": 2, "cp": 8, "pp": 2, "dp": 1, "cp_type": "a2a"}),
+    "gathered keys": ("llama-3.1-8b", "hgx-h100", None, {"tp": 2, "cp": 8, "dp": 2, "cp_type": "allgather"}),
+    "all-reduced gradients": ("llama-3.1-8b", "hgx-h100", None, {"tp": 2, "dp": 16, "optimizer_sharding": "none"}),
+    "gradients scattered": ("llama-3.1-8b", "hgx-h100", "deepspeed", {"tp": 2, "dp": 16, "optimizer_sharding": "zero2"}),
+    "fsdp": ("llama-3.1-8b", "hgx-h100", "torchtitan", {"dp": 32, "optimizer_sharding": "zero3"}),
+    "hsdp": ("llama-3.1-8b", "hgx-h100", "torchtitan", {"dp": 32, "optimizer_sharding": "hsdp:8"}),
+    "tied embeddings": ("qwen3-0.6b", "hgx-h100", None, {"tp": 2, "pp": 4, "dp": 4}),
+    "experts over servers": (
+        "qwen3-30b-a3b",
+        "hgx-h800",
+        None,
+        {"tp": 2, "pp": 2, "dp": 8, "ep": 16, "recompute": "selective:moe"},
+    ),
+    "experts split by tensor": ("qwen3-30b-a3b", "hgx-h800", None, {"tp": 2, "pp": 2, "dp": 16, "ep": 8, "etp": 2}),
+    "experts, deduplicated": ("qwen3-30b-a3b", "hgx-h100", "megatron-bridge", {"dp": 64, "ep": 32, "recompute": "full"}),
+    "packages, servers, supernode": ("qwen3-30b-a3b", "cloudmatrix-384", None, {"tp": 4, "pp": 2, "dp": 8, "ep": 32}),
+    "mtp": ("deepseek-v3", "cloudmatrix-384", None, {"tp": 4, "pp": 4, "dp": 4, "ep": 16, "recompute": "full"}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_traffic_equals_the_list_of_all_messages(name: str) -> None:
+    model, cluster, stack, words = LAYOUTS[name]
+    degrees = {"tp": 1, "cp": 1, "pp": 1, "dp": 1, "ep": 1, "etp": 1, "micro_batch": 1, **words}
+    width = degrees["tp"] * degrees["cp"] * degrees["dp"]
+    problem = build_problem(model, cluster, width * degrees["pp"], 64, 4096, stack)
+    edp = width // (degrees["ep"] * degrees["etp"])
+    layout = Layout(**(degrees | {"edp": edp, "num_microbatches": 64 // degrees["dp"]}))
+    cost = CostModel(problem)
+    layout = with_default_stages(cost, layout)
+    found, expected = detail(cost, layout), listed(problem, layout)
+    assert {level: set(by) for level, by in found.traffic_gib.items() if by} == {level: set(by) for level, by in expected.items()}
+    for level, by in expected.items():
+        for dimension, size in by.items():
+            assert found.traffic_gib[level][dimension] == pytest.approx(size, rel=1e-9), (level, dimension)
+    supernode = wire_levels_outside(problem)
+    outside = sum(size for level in supernode for size in expected.get(level, {}).values())
+    whole = sum(size for by in expected.values() for size in by.values())
+    assert found.cross_supernode_share == pytest.approx(outside / whole, rel=1e-9)
+
+
+def wire_levels_outside(problem: Problem) -> list[str]:
+    names = [level.name for level in problem.cluster.levels]
+    return names[names.index(problem.cluster.supernode) + 1 :]
+
+
+def test_one_device_sends_nothing() -> None:
+    problem = build_problem("qwen3-0.6b", "hgx-h100", 1, 8, 4096)
+    priced, _ = evaluate(problem, Layout(num_microbatches=8))
+    assert not any(priced.traffic_gib.values())
+    assert priced.cross_supernode_share == 0
+
+
+def test_recompute_sends_forward_traffic_again() -> None:
+    """SP sends the hidden states four times per layer and direction and gathers two of them again for wgrad; full recompute repeats
+    forward's share.
+    """
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 8, 8, 4096)
+    layouts = (Layout(tp=8, edp=8, num_microbatches=8, recompute=choice) for choice in ("none", "full"))
+    none, full = (evaluate(problem, layout)[0].traffic_gib["server"]["tp"] for layout in layouts)
+    hidden = 2 * 4096 * 4096 * 7 / 8 / GIB
+    layers = 32 * 8
+    assert full - none == pytest.approx(4 * hidden * layers, rel=1e-9)
+    head_and_embedding = (1 + 1 + 1 + 1 + 1) * hidden * 8 + 2 * 3 * 4 * 4096 * 7 / 8 / GIB * 8
+    assert none == pytest.approx((4 + 4 + 2) * hidden * layers + head_and_embedding, rel=1e-9)

@@ -1,0 +1,218 @@
+"""What crosses each level of the network, and what it costs, against counts one by one and against routing by lot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from paraplan.cost_models.network import Network
+from paraplan.cost_models.profile import load_profile
+from paraplan.search_spaces.cluster import ClusterSpec
+from paraplan.search_spaces.groups import Groups
+from paraplan.search_spaces.inputs import load_cluster
+
+ODD_CLUSTERS = [
+    ("gb200-nvl72", 72),
+    ("gb200-nvl72", 576),
+    ("cloudmatrix-384", 384),
+    ("cloudmatrix-384", 768),
+    ("cloudmatrix-384", 2048),
+    ("atlas-960-superpod", 15488),
+    ("atlas-950-superpod", 3072),
+]
+COLLECTIVES = ("all_gather_s", "reduce_scatter_s", "all_reduce_s", "all_to_all_s")
+
+
+def network(name: str | ClusterSpec, devices: int) -> Network:
+    cluster = load_cluster(name)
+    return Network(cluster, load_profile(cluster.accelerator.name), devices)
+
+
+def some_groups(devices: int, count: int = 300) -> Groups:
+    """Groups of any size and stride that fit the job."""
+    rng = np.random.default_rng(devices)
+    size = rng.choice([1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 24, 32, 64, 72, 88, 96, 128], count)
+    stride = rng.choice([1, 2, 3, 4, 8, 9, 16, 64, 72, 88], count)
+    keep = size * stride <= devices
+    return Groups(size[keep], stride[keep])
+
+
+def bytes_of(size: int) -> np.ndarray:
+    return np.full(size, 1e8)
+
+
+@pytest.mark.parametrize(("name", "devices"), ODD_CLUSTERS)
+def test_a_group_is_the_product_of_what_its_levels_join(name: str, devices: int) -> None:
+    net, group = network(name, devices), some_groups(devices)
+    at = net.crossing(group)
+    np.testing.assert_allclose(at.fan.prod(axis=0), group.size)
+    np.testing.assert_allclose(at.members[-1], group.size)
+    np.testing.assert_allclose(at.below * at.fan, at.members)
+    assert (at.fan >= 1.0).all()
+    crossed = at.fan > 1.0
+    assert (at.outermost[group.size > 1] == len(crossed) - 1 - np.argmax(crossed[::-1, group.size > 1], axis=0)).all()
+
+
+@pytest.mark.parametrize(("name", "devices"), ODD_CLUSTERS)
+def test_what_is_sent_over_all_levels_adds_up(name: str, devices: int) -> None:
+    """A gather, a scatter and an all-to-all of S bytes send S·(n−1)/n per rank, whatever the levels."""
+    net, group = network(name, devices), some_groups(devices)
+    at, sent = net.crossing(group), bytes_of(len(group.size))
+    expected = sent * (group.size - 1) / group.size
+    np.testing.assert_allclose(net.ring_bytes(at, sent).sum(axis=0), expected)
+    np.testing.assert_allclose(net.all_to_all_bytes(at, sent).sum(axis=0), expected)
+
+
+def test_where_known_groups_cross() -> None:
+    net = network("gb200-nvl72", 576)  # eight racks of 72, servers of 4
+    for size, stride, fans in (
+        (4, 1, (4, 1, 1)),
+        (8, 1, (4, 2, 1)),
+        (72, 1, (4, 18, 1)),
+        (64, 1, (4, 8, 2)),  # blocks of 64 do not tile 72: the worst one lies in two racks
+        (8, 72, (1, 1, 8)),
+        (18, 4, (1, 18, 1)),
+    ):
+        at = net.crossing(Groups(np.array([size]), np.array([stride])))
+        assert at.fan[:, 0].tolist() == pytest.approx(fans)
+    net = network("cloudmatrix-384", 384)  # half a supernode: nothing leaves it
+    at = net.crossing(Groups(np.array([384, 16, 24]), np.array([1, 1, 16])))
+    assert at.fan[-1].tolist() == [1.0, 1.0, 1.0]
+    net = network("atlas-960-superpod", 15488)  # cabinets of 88
+    at = net.crossing(Groups(np.array([88, 176, 15488, 16]), np.array([1, 1, 1, 1])))
+    assert at.fan[0].tolist() == pytest.approx([88, 88, 88, 8])  # 16 divides no 88: two cabinets of eight
+    assert at.fan[1].tolist() == pytest.approx([1, 2, 176, 2])
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("name", "devices"), [*ODD_CLUSTERS, ("hgx-h100", 64), ("mi300x", 64)])
+def test_more_bytes_take_longer(name: str, devices: int, collective: str) -> None:
+    net, group = network(name, devices), some_groups(devices, 100)
+    at = net.crossing(group)
+    times = np.array([getattr(net, collective)(at, np.full(len(group.size), size)) for size in np.logspace(2, 10, 33)])
+    assert (np.diff(times, axis=0)[:, group.size > 1] > 0).all()
+    assert (times[:, group.size == 1] == 0).all()
+    assert (getattr(net, collective)(at, np.zeros(len(group.size))) == 0).all()
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_larger_groups_take_longer(collective: str) -> None:
+    """But for the copies of a rank's own share, which shrink as it does: a few percent at most."""
+    net = network("hgx-h100", 512)
+    sizes = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    for size in (1e4, 1e7, 1e9):
+        times = getattr(net, collective)(net.crossing(Groups(sizes, np.ones_like(sizes))), np.full(len(sizes), size))
+        assert (np.diff(times) >= -0.04 * times[1:]).all()
+        assert times[-1] > 1.2 * times[1]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_group_spread_over_servers_takes_longer_than_inside_one(collective: str) -> None:
+    net = network("hgx-h100", 64)
+    groups = Groups(np.array([8, 8, 8]), np.array([1, 2, 8]))
+    times = getattr(net, collective)(net.crossing(groups), bytes_of(3))
+    assert times[0] < times[1] < times[2]
+
+
+def test_a_message_to_a_neighbour_takes_longer_further_out() -> None:
+    for name, devices in ODD_CLUSTERS:
+        net = network(name, devices)
+        outwards = np.arange(len(net.levels))
+        times = net.p2p_s(outwards, np.full(len(outwards), 1e8))
+        assert (np.diff(times[net.supernode :]) > 0).all()
+        assert net.p2p_s(outwards, np.zeros(len(outwards))).tolist() == [0.0] * len(outwards)
+
+
+def meshed(kind: str) -> Network:
+    """Servers of 8 devices, fully meshed or behind a switch, nothing else different."""
+    cluster = load_cluster("hgx-h100")
+    inner = cluster.levels[0].model_copy(update={"kind": kind, "in_network_reduction": False})
+    return network(cluster.model_copy(update={"levels": (inner, *cluster.levels[1:])}), 64)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_full_mesh_gives_a_group_only_the_links_to_its_members(size: int) -> None:
+    """Of a device's seven links a group of n uses n−1; a whole server uses them all."""
+    group = Groups(np.array([size]), np.array([1]))
+    mesh, switched = meshed("full_mesh"), meshed("switched")
+    for collective in COLLECTIVES:
+        slow, fast = (getattr(net, collective)(net.crossing(group), np.array([1e12])) for net in (mesh, switched))
+        assert slow[0] / fast[0] == pytest.approx(7 / (size - 1), rel=1e-3)
+    slow, fast = (net.p2p_s(np.array([0]), np.array([1e12])) for net in (mesh, switched))
+    assert slow[0] / fast[0] == pytest.approx(7, rel=1e-3)
+
+
+# --- expert dispatch ---------------------------------------------------------------------------------------------------------
+
+
+def routed_by_lot(
+    units: list[int], experts: int, top_k: int, dedup: bool, limit: int | None, groups: int, tokens: int = 4000
+) -> np.ndarray:
+    """Copies of a token that cross each level, on average, when experts are drawn at random, (levels,).
+
+    Alone, every copy goes straight to its device. With dedup a token goes once to every unit that it needs, to the rank there
+    in its own sender's place, which passes it on inside.
+    """
+    rng, size = np.random.default_rng(3), units[-1]
+    counts = np.zeros(len(units))
+    for _ in range(tokens):
+        source = int(rng.integers(size))
+        open_groups = rng.choice(groups, limit or groups, replace=False)
+        allowed = np.flatnonzero(np.isin(np.arange(experts) * groups // experts, open_groups))
+        devices = rng.choice(allowed, top_k, replace=False) * size // experts
+        for level, members in enumerate(units):
+            below = units[level - 1] if level else 1
+            if dedup:
+                hit = np.unique(devices // below)
+                entry = hit * below // members * (members // below) + source % members // below
+                counts[level] += (hit != entry).sum()
+            else:
+                counts[level] += ((devices // members == source // members) & (devices // below != source // below)).sum()
+    return counts / tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "ep"), [("hgx-h100", 64, 64), ("hgx-h100", 64, 8), ("gb200-nvl72", 144, 72), ("cloudmatrix-384", 1536, 128)]
+)
+@pytest.mark.parametrize("top_k", [1, 4, 8])
+def test_dispatch_sends_what_routing_by_lot_sends(name: str, devices: int, ep: int, top_k: int) -> None:
+    net = network(name, devices)
+    at = net.crossing(Groups(np.array([ep]), np.array([1])))
+    units = [round(float(members)) for members in at.members[:, 0]]
+    for dedup in (False, True):
+        sent = net.dispatch_bytes(at, np.array([1.0]), top_k, None, dedup)[:, 0]
+        counted = routed_by_lot(units, 16 * ep, top_k, dedup, None, 1)
+        np.testing.assert_allclose(sent, counted, rtol=0.05, atol=0.02)
+
+
+def test_dispatch_alone_sends_every_copy_once() -> None:
+    net = network("cloudmatrix-384", 1536)
+    at = net.crossing(Groups(np.array([128]), np.array([1])))
+    sent = net.dispatch_bytes(at, np.array([1.0]), 8, None, False)
+    assert sent.sum() == pytest.approx(8 * 127 / 128)
+
+
+@pytest.mark.parametrize("dispatched", [(8, 4, 8), (8, 2, 8), (6, 3, 4)])
+def test_node_limited_routing_sends_to_no_more_nodes(dispatched: tuple[int, int, int]) -> None:
+    """DeepSeek-V3's 4 of 8 groups and its kin: never less than what is sent by lot, and at most a fifth more."""
+    top_k, limit, groups = dispatched
+    net = network("hgx-h100", 8 * groups)
+    at = net.crossing(Groups(np.array([8 * groups]), np.array([1])))
+    sent = net.dispatch_bytes(at, np.array([1.0]), top_k, limit, True, groups)[:, 0]
+    free = net.dispatch_bytes(at, np.array([1.0]), top_k, None, True)[:, 0]
+    counted = routed_by_lot([8, 8 * groups], 32 * groups, top_k, True, limit, groups)
+    assert (sent <= free * (1 + 1e-12)).all()
+    assert sent[1] <= limit
+    assert (counted <= sent * 1.02).all()
+    assert (sent <= counted * 1.2).all()
+
+
+def test_dispatch_never_sends_more_than_every_copy() -> None:
+    for name, devices in ODD_CLUSTERS:
+        net, group = network(name, devices), some_groups(devices, 60)
+        at, one = net.crossing(group), np.ones(len(group.size))
+        for top_k in (1, 2, 8):
+            alone = net.dispatch_bytes(at, one, top_k, None, False)
+            once = net.dispatch_bytes(at, one, top_k, None, True)
+            outermost = at.outermost, np.arange(len(one))
+            assert (once[outermost] <= alone[outermost] * (1 + 1e-9)).all()
+            assert (alone.sum(axis=0) <= top_k).all()

@@ -1,0 +1,219 @@
+"""Whole steps against a reference that prices one layout by hand, in plain floats: time, breakdown and memory to 1e-9."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paraplan.cost_models.details import detail
+from paraplan.cost_models.memory import GIB
+from paraplan.cost_models.step import CostModel
+from paraplan.cost_models.timeline import simulate
+from paraplan.optimizer.planner import evaluate, with_default_stages
+from paraplan.search_spaces.cluster import Figure
+from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
+
+sys.path.insert(0, str(Path(__file__).parent))  # the reference lies beside this file
+
+from reference_step import Reference
+
+DENSE = ("llama-3.1-8b", "hgx-h100")
+CASES = {
+    # name: (model, cluster, stack, precision, seq_len, layout)
+    "dense": (*DENSE, None, "bf16", 8192, {"tp": 4, "pp": 2, "dp": 2, "recompute": "selective:core_attn+mlp"}),
+    "dense without sharded states": (*DENSE, None, "bf16", 2048, {"tp": 2, "pp": 4, "dp": 4, "optimizer_sharding": "none"}),
+    "tp without sp": (*DENSE, None, "bf16", 8192, {"tp": 8, "pp": 2, "dp": 1, "sequence_parallel": False}),
+    "ring attention": (*DENSE, None, "bf16", 32768, {"tp": 4, "cp": 4, "pp": 2, "dp": 1, "recompute": "selective:layernorm+mlp"}),
+    "gathered keys and values": (*DENSE, None, "bf16", 32768, {"tp": 4, "cp": 2, "pp": 2, "dp": 2, "cp_type": "allgather"}),
+    "ulysses": (*DENSE, None, "bf16", 32768, {"tp": 2, "cp": 4, "pp": 2, "dp": 2, "cp_type": "a2a"}),
+    "interleaved": (*DENSE, None, "bf16", 8192, {"tp": 4, "pp": 2, "dp": 2, "vpp": 2, "schedule": "interleaved"}),
+    "interleaved block depth": (
+        *DENSE,
+        None,
+        "bf16",
+        8192,
+        {"tp": 2, "pp": 4, "dp": 2, "vpp": 2, "schedule": "interleaved", "recompute": "full:block:1"},
+    ),
+    "fp8": (*DENSE, None, "fp8", 8192, {"tp": 2, "pp": 2, "dp": 4, "micro_batch": 2}),
+    "checkpoints two layers apart": (*DENSE, None, "bf16", 8192, {"tp": 2, "pp": 2, "dp": 4, "recompute": "full:uniform:2"}),
+    "pp inside dp": (
+        *DENSE,
+        None,
+        "bf16",
+        8192,
+        {"tp": 4, "pp": 2, "dp": 2, "rank_order": "tp-cp-ep-pp-dp"},
+    ),
+    "pp inside dp, around cp": (
+        *DENSE,
+        None,
+        "bf16",
+        8192,
+        {"tp": 2, "cp": 2, "pp": 4, "dp": 2, "rank_order": "tp-cp-ep-pp-dp"},
+    ),
+    "fsdp": (*DENSE, "torchtitan", "bf16", 8192, {"tp": 2, "dp": 16, "optimizer_sharding": "zero3"}),
+    "hsdp": (*DENSE, "torchtitan", "bf16", 8192, {"dp": 32, "optimizer_sharding": "hsdp:8"}),
+    "unfused kernels": (*DENSE, "deepspeed", "bf16", 4096, {"tp": 2, "dp": 8, "optimizer_sharding": "zero2"}),
+    "fsdp of experts": (
+        "qwen3-30b-a3b",
+        "hgx-h100",
+        "torchtitan",
+        "bf16",
+        4096,
+        {"dp": 16, "ep": 8, "optimizer_sharding": "zero3"},
+    ),
+    "experts": (
+        "qwen3-30b-a3b",
+        "hgx-h800",
+        None,
+        "bf16",
+        4096,
+        {"tp": 2, "pp": 2, "dp": 8, "ep": 8, "recompute": "selective:moe_act"},
+    ),
+    "experts split by tensor": ("qwen3-30b-a3b", "hgx-h800", None, "bf16", 4096, {"tp": 2, "pp": 2, "dp": 8, "ep": 4, "etp": 2}),
+    "deduplicated dispatch": (
+        "qwen3-30b-a3b",
+        "hgx-h100",
+        "megatron-bridge",
+        "bf16",
+        4096,
+        {"pp": 2, "dp": 16, "ep": 16, "recompute": "selective:moe"},
+    ),
+    "a calibrated stack": (*DENSE, "calibrated", "bf16", 8192, {"tp": 8, "pp": 2, "dp": 2, "recompute": "full"}),
+    "experts, calibrated": ("qwen3-30b-a3b", "hgx-h100", "calibrated", "bf16", 4096, {"tp": 2, "pp": 2, "dp": 8, "ep": 8}),
+    "experts, tied to nodes": ("deepseek-v3", "hgx-h800", "megatron-bridge", "bf16", 4096, {"tp": 2, "pp": 8, "dp": 16, "ep": 32}),
+    "supernode": (
+        "deepseek-v3",
+        "cloudmatrix-384",
+        None,
+        "bf16",
+        4096,
+        {"tp": 4, "pp": 8, "dp": 8, "ep": 16, "recompute": "full:block:2", "offload": "optimizer:1"},
+    ),
+    "supernode, all recomputed": (
+        "deepseek-v3",
+        "cloudmatrix-384",
+        None,
+        "bf16",
+        4096,
+        {"tp": 2, "pp": 4, "dp": 32, "ep": 64, "recompute": "full", "offload": "optimizer:0.5"},
+    ),
+}
+
+
+FIGURES = {
+    "efficiency": 0.7,
+    "attention_efficiency": 0.4,
+    "elementwise_efficiency": 0.25,
+    "scale_out_efficiency": 0.6,
+    "host_floor_dense_s": 0.004,
+    "host_floor_moe_s": 0.003,
+    "host_floor_per_collective_s": 0.0003,
+    "host_floor_pipeline_s": 0.0002,
+    "step_overhead_s": 0.05,
+}
+CALIBRATED = {"h100-80gb-sxm": {name: Figure(value=value, source="made up", grade="measured") for name, value in FIGURES.items()}}
+
+
+def case(name: str, global_batch: int = 256) -> tuple[Problem, CostModel, Layout]:
+    """Problem, cost model and layout of a case, cut as the search would cut it."""
+    model, cluster, stack, precision, seq_len, words = CASES[name]
+    degrees = {"tp": 1, "cp": 1, "pp": 1, "dp": 1, "ep": 1, "etp": 1, "micro_batch": 1, **words}
+    width = degrees["tp"] * degrees["cp"] * degrees["dp"]
+    calibrated = stack == "calibrated"
+    given = None if calibrated else stack
+    problem = build_problem(model, cluster, width * degrees["pp"], global_batch, seq_len, given, precision)
+    if calibrated:
+        problem = problem.model_copy(update={"stack": problem.stack.model_copy(update={"by_accelerator": CALIBRATED})})
+    derived = {
+        "edp": width // (degrees["ep"] * degrees["etp"]),
+        "num_microbatches": global_batch // (degrees["dp"] * degrees["micro_batch"]),
+    }
+    cost = CostModel(problem)
+    return problem, cost, with_default_stages(cost, Layout(**(degrees | derived)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_step_time_and_memory_equal_the_reference(name: str) -> None:
+    problem, cost, layout = case(name)
+    step_s, breakdown, memory = Reference(problem, layout).price()
+    found = detail(cost, layout)
+    for term in breakdown:
+        assert found.breakdown_s[term] == pytest.approx(breakdown[term], rel=1e-9, abs=1e-9 * step_s), term
+    assert found.step_time_s == pytest.approx(step_s, rel=1e-9)
+    for stage, terms in enumerate(memory):
+        for term, size in terms.items():
+            assert found.stage_bytes[stage][term] == pytest.approx(size, rel=1e-9), (stage, term)
+    prices = cost.price(LayoutTable.from_layouts([layout]))
+    assert prices.step_time_s[0] == pytest.approx(step_s, rel=1e-9)
+    assert prices.peak_bytes[0] == pytest.approx(max(sum(terms.values()) for terms in memory), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_breakdown_adds_up_and_nothing_is_negative(name: str) -> None:
+    problem, _, layout = case(name)
+    priced, _ = evaluate(problem, layout)
+    assert sum(priced.breakdown_s.values()) == pytest.approx(priced.step_time_s, rel=1e-9)
+    assert all(value >= -1e-12 * priced.step_time_s for value in priced.breakdown_s.values()), priced.breakdown_s
+    for stage in priced.memory.stages:
+        assert sum(stage.terms_gib.values()) == pytest.approx(stage.peak_gib, rel=1e-12)
+        assert all(value >= 0 for value in stage.terms_gib.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_event_simulation_confirms_the_pipeline(name: str) -> None:
+    """The longest path in closed form lies at most 1 % below the replayed schedule; block depths blur it a little more."""
+    _, cost, layout = case(name)
+    found = detail(cost, layout)
+    replayed = simulate(
+        layout.schedule, layout.pp, layout.vpp, layout.num_microbatches, found.chunk_forward_s, found.chunk_backward_s, found.p2p_s
+    ).step_s
+    assert found.path_s == pytest.approx(replayed, rel=0.02 if "block" in layout.recompute else 0.01)
+
+
+@pytest.mark.parametrize("name", ["dense", "ring attention", "fp8", "interleaved", "experts split by tensor", "supernode"])
+def test_model_flops_equal_three_times_the_forward_operators(name: str) -> None:
+    """The reference's operators of one rank, put together over ranks that split the work, without padding and imbalance."""
+    problem, cost, layout = case(name)
+    even = problem.model_copy(update={"workload": problem.workload.model_copy(update={"expert_imbalance": 1.0})})
+    reference = Reference(even, layout)
+    reference.vocab = problem.model.vocab_size
+    causal = full = 0.0
+    for piece in (*reference.blocks, "embedding", "head"):
+        for op in reference.operators(piece):
+            # Down-projections and routers run on the SP share; without SP every TP rank repeats them, which MFU counts once.
+            ways = layout.tp * layout.cp
+            causal += 3 * op.flops[0] * ways / layout.micro_batch
+            full += 3 * op.flops[1] * ways / layout.micro_batch
+    found = detail(cost, layout)
+    assert found.model_flops == pytest.approx(causal * problem.workload.global_batch, rel=1e-9)
+    assert found.model_flops_full_attention == pytest.approx(full * problem.workload.global_batch, rel=1e-9)
+
+
+def test_mfu_counts_every_device_given() -> None:
+    """MFU and HFU are over the dense peak of all devices, idle ones included; recompute counts for HFU alone."""
+    problem, _, layout = case("dense")
+    priced, _ = evaluate(problem, layout)
+    more = problem.model_copy(update={"devices": 2 * problem.devices})
+    spread, _ = evaluate(more, layout)
+    peak = problem.cluster.accelerator.peak_flops["bf16"].value
+    flops = detail(CostModel(problem), layout).model_flops
+    assert priced.mfu == pytest.approx(flops / priced.step_time_s / problem.devices / peak)
+    assert spread.devices_idle == problem.devices
+    assert spread.mfu * spread.step_time_s == pytest.approx(priced.mfu * priced.step_time_s / 2)
+    assert priced.hfu > priced.mfu
+    full, _ = evaluate(problem, layout.model_copy(update={"recompute": "full", "stages": ()}))
+    embedding_and_head = 6 * 128256 * 4096 * 8192 * 256
+    assert full.hfu / full.mfu == pytest.approx(1 + (flops - embedding_and_head) / 3 / flops, rel=1e-9)
+
+
+def test_usable_memory_is_capacity_less_context_and_margin() -> None:
+    problem, cost, layout = case("dense")
+    cluster = problem.cluster
+    usable = (cluster.accelerator.memory_bytes.value - cluster.context_bytes.value) * (1 - 0.06)
+    assert 0 <= usable - cost.usable_bytes < 2**20  # whole MiB
+    priced, _ = evaluate(problem, layout)
+    assert priced.memory.usable_gib == pytest.approx(cost.usable_bytes / GIB)
+    assert priced.memory.peak_gib == pytest.approx(max(np.array([stage.peak_gib for stage in priced.memory.stages])))

@@ -1,0 +1,351 @@
+"""Measured runs: what their words mean, how they are priced, and how far off that is. The sample's rows carry their sources."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paraplan.cost_models.details import detail
+from paraplan.cost_models.profile import load_profile
+from paraplan.cost_models.run_exclusions import EXCLUSIONS
+from paraplan.cost_models.run_layouts import Job, job_of
+from paraplan.cost_models.run_models import model_spec, read_shapes
+from paraplan.cost_models.run_splits import even_counts, split_of
+from paraplan.cost_models.run_statistics import average_ranks, errors, regret, spearman
+from paraplan.cost_models.runs import VOCABULARY, Run, Unpriceable, meaning, read_runs
+from paraplan.cost_models.step import CostModel
+from paraplan.cost_models.validation import Validation, memory_verdict, validate
+from paraplan.optimizer import InputError
+from paraplan.optimizer.cli import main
+from paraplan.search_spaces.inputs import catalog_names, load_model
+from paraplan.search_spaces.layout import Recompute, parse_offload, parse_sharding
+
+MEASURED = Path(__file__).parents[1] / "measured"
+SAMPLE = MEASURED / "runs_sample.csv"
+WHOLE = Path(__file__).parents[3] / "shared" / "measured" / "runs.csv"
+KEYS = (
+    *("id", "split", "predicted_step_time_s", "measured_step_time_s", "predicted_peak_gib", "measured_peak_gib"),
+    *("predicted_oom", "memory_verdict", "status", "skipped"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    return {run.id: run for run in read_runs(SAMPLE)}
+
+
+@pytest.fixture(scope="module")
+def found() -> Validation:
+    return validate(SAMPLE)
+
+
+def job(run: Run, **cells: str) -> Job:
+    """The run's job with some cells changed."""
+    return job_of(Run({**run.cells, **cells}, run.id), read_shapes(MEASURED / "models.json"))
+
+
+# --- the vocabulary ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_stack_and_cluster_of_the_vocabulary_is_in_the_catalog() -> None:
+    stacks = {word.meaning for word in VOCABULARY if word.column == "stack"} - {"default"}
+    assert stacks <= set(catalog_names("stacks"))
+    clusters = {word.meaning.split()[0] for word in VOCABULARY if word.column == "accelerator" and word.meaning[0] not in "!\\"}
+    assert {name for name in clusters if "\\" not in name} <= set(catalog_names("clusters"))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "expected"),
+    [
+        ("precision", "mxfp8", "fp8 fp8"),
+        ("precision", "fp8-cs", "fp8 fp8_tensor"),
+        ("precision", "NVFP4", "fp4 fp4"),
+        ("recompute", "", "none"),
+        ("recompute", "full(block,32)", "full:block:32"),
+        ("recompute", "full(block,1)+recompute-activation-function", "full:block:1"),
+        ("recompute", "selective:moe_act+layernorm", "selective:moe_act+layernorm"),
+        ("cp_type", "ring", "p2p"),
+        ("cp_type", "a2a(ulysses)", "a2a"),
+        ("optimizer_sharding", "", "blank"),
+        ("offload", "optimizer (CPU AdamW)", "optimizer:1"),
+        ("moe_dispatcher", "flex:hybridep", "flex"),
+        ("overlap.tp", "tp+grad-reduce+param-gather+p2p", "on"),
+        ("overlap.tp", "grad-reduce+param-gather", "off"),
+        ("overlap.tp", "none (vanilla TP)", "off"),
+        ("overlap.dp_parameters", "grad-reduce+shared-expert", "off"),
+        ("flops", "model; causal NOT halved", "whole"),
+        ("flops", "model; causal attention halved (Bridge flop_utils)", "halved"),
+        ("flops", "hardware (recompute counted); causal NOT halved", "whole hardware"),
+    ],
+)
+def test_words_mean(column: str, cell: str, expected: str) -> None:
+    assert meaning(column, cell) == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"), [("accelerator", "TPUv6e"), ("accelerator", "abacus"), ("precision", "fp7"), ("recompute", "some")]
+)
+def test_words_without_a_price_are_a_reason(column: str, cell: str) -> None:
+    with pytest.raises(Unpriceable):
+        meaning(column, cell)
+
+
+def test_meanings_are_words_that_layouts_know() -> None:
+    for word in VOCABULARY:
+        if "\\" in word.meaning or word.meaning.startswith("!"):
+            continue
+        if word.column == "recompute" and word.meaning.startswith(("none", "full", "selective")):
+            Recompute.parse(word.meaning)
+        if word.column == "optimizer_sharding" and word.meaning != "blank":
+            parse_sharding(word.meaning)
+        if word.column == "offload":
+            parse_offload(word.meaning)
+
+
+def test_whole_vocabulary_of_the_published_table_is_covered() -> None:
+    if not WHOLE.exists():
+        pytest.skip("the table of all published runs is not here")
+    reasons = [str(o) for o in _reasons(read_runs(WHOLE))]
+    assert not [reason for reason in reasons if "not known" in reason or "does not hold together" in reason]
+
+
+def _reasons(every: Iterable[Run]) -> Iterable[Unpriceable]:
+    shapes = read_shapes(WHOLE.parent / "models.json")
+    for run in every:
+        try:
+            job_of(run, shapes)
+        except Unpriceable as reason:
+            yield reason
+
+
+# --- from a row to a layout ----------------------------------------------------------------------------------------------------
+
+
+def test_blank_sharding_is_zero1_for_megatron_and_zero3_for_fsdp(runs: dict[str, Run]) -> None:
+    assert job(runs["dgxc-v25.02-llama3.1-405b-proxy-42l-h100-192-fp8-gbs252"]).layout.optimizer_sharding == "zero1"
+    assert job(runs["titan-t1-0"], optimizer_sharding="").layout.optimizer_sharding == "zero3"
+
+
+def test_layout_string_in_the_notes_sets_the_stages(runs: dict[str, Run]) -> None:
+    stages = job(runs["mbridge-26.06-deepseek-v3-mtp1-gb300-256-mxfp8-tp1pp2cp1ep32-gbs4096"]).layout.stages
+    last = stages[1].chunks[-1]
+    assert [len(stage.chunks) for stage in stages] == [8, 8]
+    assert stages[0].chunks[0].layers == (0, 3)
+    assert (last.layers, last.mtp, last.loss) == ((60, 60), 1, True)
+
+
+def test_domain_size_is_the_size_of_the_supernode(runs: dict[str, Run]) -> None:
+    cluster = job(runs["kempner-mfu-14"]).problem.cluster
+    assert {level.name: level.size for level in cluster.levels}[cluster.supernode] == 4
+
+
+def test_selective_without_modules_is_core_attention_or_half_of_the_layers(runs: dict[str, Run]) -> None:
+    megatron = job(runs["korthikanti-t5-22b-full"], recompute="selective").layout
+    titan = job(runs["titan-t1-0"], recompute="selective").layout
+    assert (megatron.recompute, titan.recompute) == ("selective:core_attn", "full:block:16")
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"micro_batch": ""}, "missing field: micro_batch"),
+        ({"micro_batch": "three"}, "micro_batch is not a number"),
+        ({"micro_batch": "1.5"}, "micro_batch is not a whole number"),
+        ({"dp": "7"}, "dp inconsistent"),
+        ({"global_batch": "63", "micro_batch": "2"}, "micro-batches are not integral"),
+        ({"model": "nobody-7b"}, "unknown model shape: nobody-7b"),
+        ({"precision": "fp8"}, "a100-80gb-sxm has no fp8 rate"),
+        ({"pp_schedule": "dualpipe"}, "schedule that is not priced: dualpipe"),
+        ({"notes": "LoRA finetuning"}, "LoRA"),
+        ({"cp_type": "hybrid"}, "cp_type that is not priced"),
+        ({"num_accelerators": "8192", "tp": "1", "pp": "8192", "vpp": "", "pp_schedule": "1f1b", "dp": "1"}, "more stages than"),
+        ({"accelerator": ""}, "accelerator in words that are not known"),
+    ],
+)
+def test_rows_that_cannot_be_priced_say_why(runs: dict[str, Run], cells: dict[str, str], reason: str) -> None:
+    with pytest.raises(Unpriceable, match=reason):
+        job(runs["korthikanti-t5-175b-full"], **cells)
+
+
+def test_an_unknown_family_is_priced_with_a_stack_of_its_software(runs: dict[str, Run]) -> None:
+    new = job(runs["korthikanti-t5-175b-full"], family="somebody", software="Megatron-LM of our own")
+    assert new.problem.stack.name == "megatron-lm"
+    other = job(runs["korthikanti-t5-175b-full"], family="somebody", software="")
+    assert other.problem.stack.name == other.problem.cluster.default_stack
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks", "expected"),
+    [(8, 4, [2, 2, 2, 2]), (94, 48, [1, *[2] * 46, 1]), (61, 16, [*[4] * 15, 1]), (78, 12, [*[7] * 11, 1]), (9, 8, [2, *[1] * 7])],
+)
+def test_even_counts(layers: int, chunks: int, expected: list[int]) -> None:
+    assert even_counts(layers, chunks) == expected
+    assert sum(expected) == layers
+
+
+def test_nanotron_deals_out_blocks_by_matrix_products() -> None:
+    model = load_model("llama-3.1-8b")
+    counts = split_of(model, 4, 1, "by compute", "").counts
+    assert sum(counts) == 32
+    assert counts[-1] < counts[0], "the head's 128k vocabulary weighs as much as two layers"
+
+
+def test_shapes_cover_mla_moe_and_mtp() -> None:
+    shapes = read_shapes(MEASURED / "models.json")
+    model = model_spec("deepseek-v3-mtp1", shapes, 4096)
+    assert model.parameters() == pytest.approx(671e9, rel=0.01)
+    assert model.layer_kinds.count("dense") == 3 and model.mtp is not None
+
+
+# --- prices --------------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_cost_what_evaluate_says(runs: dict[str, Run], found: Validation) -> None:
+    for name in ("korthikanti-t5-175b-selective-core-attn", "simumax-b200-deepseekv2-tp1-ep8-pp1-dp8-l4-mbc4-cef"):
+        one = job(runs[name])
+        expected = detail(CostModel(one.problem, load_profile(one.curves)), one.layout)
+        row = next(o for o in found.outcomes if o.run.id == name)
+        peak = max(sum(terms.values()) for terms in expected.stage_bytes) / 2**30
+        assert row.predicted_step_time_s == pytest.approx(expected.step_time_s, rel=1e-9)
+        assert row.fullest_gib == pytest.approx(peak, rel=1e-9)
+
+
+def test_first_stage_and_whole_device_memory(found: Validation) -> None:
+    rows = {o.run.id: o for o in found.outcomes}
+    nanotron, bigscience = rows["nt-8p86b-n4-dp2-tp4-pp4-mbs2-ga64-z1"], rows["bs-prequel-92-g384-dp8-tp4-pp12-mbs4"]
+    assert nanotron.predicted_peak_gib is not None and nanotron.fullest_gib is not None
+    assert nanotron.predicted_peak_gib <= nanotron.fullest_gib
+    assert bigscience.predicted_peak_gib == pytest.approx((bigscience.fullest_gib or 0.0) + 0.8)
+
+
+def test_mfu_only_rows_get_a_step_time_by_the_familys_convention(found: Validation) -> None:
+    row = next(o for o in found.outcomes if o.run.id == "msllm-v2_0_0-llama2-7b-pretrain-mfu")
+    tokens, flops_per_token = 128 * 4096, 6 * 6.6e9 + 12 * 32 * 4096 * 4096
+    assert row.measured_step_time_s == pytest.approx(tokens * flops_per_token / (8 * 0.69 * 313e12), rel=0.03)
+
+
+def test_json_has_the_fixed_keys_and_no_others(found: Validation) -> None:
+    document = json.loads(found.to_json())
+    assert set(document) == {"rows", "families"}
+    assert {tuple(row) for row in document["rows"]} == {KEYS}
+    assert [row["id"] for row in document["rows"]] == [run.id for run in read_runs(SAMPLE)]
+    skipped = [row for row in document["rows"] if row["skipped"]]
+    assert skipped and all(row["predicted_step_time_s"] is None and row["predicted_oom"] is None for row in skipped)
+
+
+def test_structural_rules_are_listed_and_never_read_an_error(found: Validation) -> None:
+    assert found.excluded("dgxc") == {"vpp-unknown": 1}
+    assert len({rule.id for rule in EXCLUSIONS}) == len(EXCLUSIONS)
+    assert all(re.fullmatch(r"[a-z0-9-]+", rule.id) for rule in EXCLUSIONS)
+
+
+@pytest.mark.parametrize(
+    ("family", "split", "median", "worst_spearman"),
+    [("korthikanti", "fit", 0.02, None), ("korthikanti", "test", 0.055, None), ("aleph-alpha", "test", 0.15, 0.7)],
+)
+def test_error_on_the_sample_has_not_grown(
+    found: Validation, family: str, split: str, median: float, worst_spearman: float | None
+) -> None:
+    cell = next(c for c in found.cells if (c.family, c.slice, c.split) == (family, "counted", split))
+    assert cell.statistics.time is not None and cell.statistics.time.median <= median
+    if worst_spearman is not None:
+        assert cell.statistics.ranking is not None and (cell.statistics.ranking.spearman_least or 0.0) >= worst_spearman
+
+
+def test_simumax_memory_has_not_grown_worse(found: Validation) -> None:
+    cell = next(c for c in found.cells if (c.family, c.slice) == ("simumax", "counted"))
+    assert cell.statistics.memory.peak is not None and cell.statistics.memory.peak.median <= 0.035
+
+
+# --- statistics ----------------------------------------------------------------------------------------------------------------
+
+
+def test_ties_share_their_mean_rank_whatever_the_order_of_rows() -> None:
+    assert average_ranks(np.array([3.0, 1.0, 1.0, 2.0])).tolist() == [4.0, 1.5, 1.5, 3.0]
+    assert spearman(np.ones(4), np.arange(4.0)) is None
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0])) == pytest.approx(0.5)
+
+
+def test_regret_of_a_tie_is_the_mean_of_those_tied() -> None:
+    measured = np.array([1.0, 2.0, 3.0])
+    assert regret(np.array([5.0, 5.0, 9.0]), measured) == pytest.approx(0.5)
+    assert regret(np.ones(3), measured) == pytest.approx(1.0)  # a constant MFU: any layout, at random
+    assert regret(measured, measured) == 0.0
+
+
+def test_errors_and_bias() -> None:
+    summary = errors([(1.1, 1.0), (0.9, 1.0), (None, 1.0), (2.0, 1.0)])
+    assert summary is not None
+    assert (summary.rows, summary.median) == (3, pytest.approx(0.1))
+    assert summary.bias == pytest.approx(np.log(1.1))
+    assert errors([]) is None
+
+
+def test_near_the_limit_nobody_knows() -> None:
+    assert [memory_verdict(peak, 100.0) for peak in (80.0, 90.0, 110.0, 120.0)] == ["fits", "unsure", "unsure", "oom"]
+
+
+# --- the command ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(SAMPLE), "--json"]) == 0
+    assert {row["id"] for row in json.loads(capsys.readouterr().out)["rows"]} == {run.id for run in read_runs(SAMPLE)}
+
+
+def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(SAMPLE)]) == 0
+    printed = capsys.readouterr().out
+    for title in ("Step time, counted rows", "Memory, counted rows", "Worst rows", "Not priced", "Priced but not counted"):
+        assert title in printed
+
+
+def test_a_bad_file_is_status_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["validate", str(tmp_path / "none.csv")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- files ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_without_shapes_has_a_reason_per_row(tmp_path: Path) -> None:
+    copy = tmp_path / "runs.csv"
+    copy.write_bytes(SAMPLE.read_bytes())
+    priced = [o for o in validate(copy).outcomes if not o.skipped]
+    assert {o.run.text("model") for o in priced} <= {"deepseek-v3-mtp1", "llama3.1-8b", *catalog_names("models")}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "has no column"),
+        (b"id,model\n1,2\n", "has no column 'accelerator'"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"id,model,accelerator,num_accelerators,seq_len,global_batch,micro_batch,tp,pp\n,x,,,,,,,\n", "line 2 has no id"),
+        (b"id,model,accelerator,num_accelerators,seq_len,global_batch,micro_batch,tp,pp\n1,2,3,4,5,6,7,8,9,10\n", "more cells"),
+    ],
+)
+def test_a_file_that_is_no_table_of_runs_is_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        validate(bad)
+
+
+def test_hostile_cells_are_a_reason_not_a_traceback(tmp_path: Path, runs: dict[str, Run]) -> None:
+    base = dict(runs["korthikanti-t5-175b-full"].cells)
+    columns = ("tp", "pp", "vpp", "cp", "ep", "dp", "micro_batch", "global_batch", "num_accelerators", "seq_len", "domain_size")
+    values = ("0", "-1", "nan", "inf", "1e300", "1e9", "x", "", "3")
+    rows = [base | {"id": f"{column}={value}", column: value} for column in columns for value in values]
+    path = tmp_path / "runs.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(base))
+        writer.writeheader()
+        writer.writerows(rows)
+    (tmp_path / "models.json").write_bytes((MEASURED / "models.json").read_bytes())
+    assert len(validate(path).outcomes) == len(rows)
