@@ -70,7 +70,10 @@ class PricedLayout(Result):
 
 
 class Certificate(Result):
-    """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1."""
+    """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1.
+
+    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it.
+    """
 
     status: Literal["optimal", "feasible"]
     space: str

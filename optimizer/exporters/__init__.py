@@ -1,0 +1,37 @@
+"""A plan as the files that a training framework is started with: one module per framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ...search_spaces.errors import InputError
+from ..result import Plan
+from ..writing import write_folder
+from . import megatron_lm, mindspeed_llm
+
+__all__ = ["EXPORTERS", "export", "render"]
+
+EXPORTERS: dict[str, Callable[[Plan, str | None], dict[str, str]]] = {
+    megatron_lm.FRAMEWORK: megatron_lm.files,
+    mindspeed_llm.FRAMEWORK: mindspeed_llm.files,
+}
+"""Framework → function from a plan and a version to file name → text. A new exporter is one entry."""
+
+
+def render(plan: Plan, framework: str, framework_version: str | None = None) -> dict[str, str]:
+    """The files for a framework, as file name → text; nothing is written.
+
+    The version is by default the stack's, if the plan was made for this framework, or else the exporter's usual one. InputError if
+    the framework or version is unknown; Infeasible if the framework cannot express the plan.
+    """
+    if framework not in EXPORTERS:
+        raise InputError(f"framework {framework!r} is not one of {', '.join(EXPORTERS)}")
+    stack = plan.problem.stack
+    version = framework_version or (stack.version if stack.framework == framework else None)
+    return EXPORTERS[framework](plan, version)
+
+
+def export(plan: Plan, framework: str, directory: Path, framework_version: str | None = None) -> list[Path]:
+    """Writes the files of `render` into a folder, all or none, and returns their paths; errors come before anything is written."""
+    return write_folder(directory, render(plan, framework, framework_version))

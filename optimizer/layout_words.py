@@ -1,0 +1,72 @@
+"""--layout: names and values of one layout, and what follows from them where they are left out."""
+
+from __future__ import annotations
+
+from ..search_spaces.documents import did_you_mean
+from ..search_spaces.errors import InputError
+from ..search_spaces.flags import COLUMN_VALUES, refuse_unsupported
+from ..search_spaces.layout import RANK_ORDERS, Layout, Problem
+from ..search_spaces.stack import Stack
+
+
+def parse_layout(text: str) -> dict[str, str]:
+    """Column → value in its normal form, of "tp=8,pp=16,recompute=selective:mlp+moe". InputError names column and value."""
+    given: dict[str, str] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, equals, value = part.partition("=")
+        if not equals or not value.strip():
+            raise InputError(f"layout: {part!r} is not NAME=VALUE, such as tp=8")
+        column = _column(name)
+        if column in given:
+            raise InputError(f"layout: {column} is given twice; a layout has one value of each")
+        given[column] = _value(column, value.strip())
+    return given
+
+
+def complete(problem: Problem, given: dict[str, str]) -> Layout:
+    """The layout with what was left out: dp takes up the devices, num_microbatches the batch, edp the devices of a stage.
+
+    A quotient that does not come out whole is rounded down, for the rules to say so. A choice that is left out is Layout's own
+    default or, where the stack does not offer that, the first that it does.
+    """
+    degree = {name: int(given.get(name, 1)) for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")}
+    stage = degree["tp"] * degree["cp"]
+    dp = int(given.get("dp", max(1, problem.devices // (stage * degree["pp"]))))
+    batch = problem.workload.global_batch
+    return Layout.model_validate(
+        {
+            **_choices(problem.stack, degree["vpp"]),
+            **degree,
+            "dp": dp,
+            "edp": max(1, stage * dp // (degree["ep"] * degree["etp"])),
+            "num_microbatches": max(1, batch // (degree["micro_batch"] * dp)),
+            **{name: value for name, value in given.items() if name not in degree},
+        }
+    )
+
+
+def _choices(stack: Stack, vpp: int) -> dict[str, str]:
+    offered = {
+        "schedule": ("interleaved" if vpp > 1 else "1f1b", stack.schedules),
+        "cp_type": ("p2p", stack.cp_types),
+        "optimizer_sharding": ("zero1", stack.optimizer_shardings),
+        "rank_order": (RANK_ORDERS[0], stack.rank_orders),
+    }
+    return {name: usual if usual in words else words[0] for name, (usual, words) in offered.items()}
+
+
+def _column(name: str) -> str:
+    column = name.strip().lower().replace("-", "_")
+    if column not in COLUMN_VALUES:
+        refuse_unsupported([column], "layout")
+        near = did_you_mean(column, list(COLUMN_VALUES)) or f": {', '.join(COLUMN_VALUES)}"
+        raise InputError(f"layout: {name.strip()!r} is not a column{near}")
+    return column
+
+
+def _value(column: str, value: str) -> str:
+    try:
+        return COLUMN_VALUES[column](value)
+    except ValueError as error:
+        reason = str(error)
+        raise InputError(f"layout: {reason if reason.startswith(column) else f'{column} = {value!r} {reason}'}") from error

@@ -1,0 +1,104 @@
+"""Which ranks talk to which: process groups, the coordinates of every rank, and the server and supernode it sits in.
+
+In Megatron's order strings the leftmost dimension varies fastest. "tp-cp-ep-dp-pp" is rank = tp + TP·(cp + CP·(dp + DP·pp)) for
+dense weights and rank = etp + ETP·(ep + EP·(edp + EDP·pp)) for experts; "tp-cp-ep-pp-dp" exchanges the last two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.errors import InputError
+from ..search_spaces.layout import RANK_ORDERS, Ints, Layout
+
+DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
+SERVER_LEVELS = ("server", "node", "host")
+
+
+def groups(layout: Layout, order: str | None = None) -> dict[str, list[list[int]]]:
+    """Every process group of each dimension, as lists of ranks; the groups of a dimension divide all ranks among them.
+
+    `order` defaults to the layout's. InputError if the order is unknown or the two grids do not describe the same devices.
+    """
+    grids = _grids(layout, order)
+    return {name: _lines(*_axis(grids, name)) for name in DIMENSIONS}
+
+
+def coordinates(layout: Layout, order: str | None = None) -> dict[str, Ints]:
+    """Index of every rank in each dimension: columns of equal length, one row per rank."""
+    grids = _grids(layout, order)
+    table: dict[str, Ints] = {"rank": np.arange(layout.devices)}
+    for name in DIMENSIONS:
+        ranks, axis = _axis(grids, name)
+        column = np.empty(layout.devices, dtype=np.int64)
+        column[ranks] = np.broadcast_to(np.expand_dims(np.arange(ranks.shape[axis]), _others(ranks.ndim, axis)), ranks.shape)
+        table[name] = column
+    return table
+
+
+def placement(layout: Layout, cluster: ClusterSpec, order: str | None = None) -> dict[str, Ints]:
+    """`coordinates` with the server ("host") and the supernode of every rank, servers filled in the order of ranks."""
+    table = coordinates(layout, order)
+    sizes = cluster.allocated_sizes(layout.devices)
+    supernode = [level.name for level in cluster.levels].index(cluster.supernode)
+    server = devices_per_server(cluster, layout.devices)
+    return {**table, "host": table["rank"] // server, "supernode": table["rank"] // sizes[supernode]}
+
+
+def devices_per_server(cluster: ClusterSpec, devices: int) -> int:
+    """Ranks that one server runs in a job of `devices`.
+
+    A cluster that names no level server, node or host is taken to have servers as large as its innermost level.
+    """
+    names = [level.name for level in cluster.levels]
+    server = next((names.index(name) for name in SERVER_LEVELS if name in names), 0)
+    return cluster.allocated_sizes(devices)[server]
+
+
+Grids = tuple[dict[str, int], Ints, dict[str, int], Ints]
+
+
+def _grids(layout: Layout, order: str | None) -> Grids:
+    """Axis of each dimension and the ranks as an array, for the dense and for the expert grid; slowest dimension first."""
+    order = order or layout.rank_order
+    if order not in RANK_ORDERS:
+        raise InputError(f"rank order {order!r} is not one of {', '.join(RANK_ORDERS)}")
+    expert_devices = layout.etp * layout.ep * layout.edp * layout.pp
+    if expert_devices != layout.devices:
+        raise InputError(
+            f"layout: tp·cp·pp·dp is {layout.devices} devices but etp·ep·edp·pp is {expert_devices}; both grids use the same ones"
+        )
+    inside = order == "tp-cp-ep-pp-dp"
+    dense = ["dp", "pp", "cp", "tp"] if inside else ["pp", "dp", "cp", "tp"]
+    expert = ["edp", "pp", "ep", "etp"] if inside else ["pp", "edp", "ep", "etp"]
+    ranks = np.arange(layout.devices)
+    dense_ranks = ranks.reshape([getattr(layout, name) for name in dense])
+    if layout.ep * layout.etp == 1:  # nothing but copies: those of a stage, whatever the order
+        expert = ["pp", "edp", "ep", "etp"]
+        ranks = np.moveaxis(dense_ranks, dense.index("pp"), 0)
+    elif inside and layout.edp != layout.dp:
+        raise InputError(
+            f"layout: rank order {order} needs edp = dp, so that both grids have the same pipelines; edp is {layout.edp} and "
+            f"dp is {layout.dp}"
+        )
+    return (
+        {name: axis for axis, name in enumerate(dense)},
+        dense_ranks,
+        {name: axis for axis, name in enumerate(expert)},
+        ranks.reshape([getattr(layout, name) for name in expert]),
+    )
+
+
+def _axis(grids: Grids, name: str) -> tuple[Ints, int]:
+    dense, dense_ranks, expert, expert_ranks = grids
+    return (dense_ranks, dense[name]) if name in dense else (expert_ranks, expert[name])
+
+
+def _lines(ranks: Ints, axis: int) -> list[list[int]]:
+    lines: list[list[int]] = np.moveaxis(ranks, axis, -1).reshape(-1, ranks.shape[axis]).tolist()
+    return lines
+
+
+def _others(dimensions: int, axis: int) -> tuple[int, ...]:
+    return tuple(other for other in range(dimensions) if other != axis)

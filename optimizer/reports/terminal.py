@@ -1,0 +1,355 @@
+"""A plan as a planner reads it at a terminal: what was chosen, what it costs, what holds it up, and what else there is.
+
+Everything is drawn from 80 columns upwards; from WIDE columns on, sections stand side by side. Text never goes through rich's
+markup, so that a name such as "[red]" stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ...search_spaces.layout import Layout, Problem, Recompute, Stage
+from ..result import Certificate, Memory, Plan, PricedLayout, StageMemory
+from . import wording
+from .comparison import Comparison, compare
+
+NARROW, WIDE, WIDEST = 60, 132, 168
+INDENT = 2
+SHOWN_STAGES = 8
+FOLDED = 0.01
+"""Terms of the breakdown below this share of the step are shown together."""
+
+LABEL, STRONG, GOOD, DOUBT, BAD = "dim", "bold", "green", "yellow", "red"
+COMPUTE, COMMUNICATION, WAITING = "cyan", "blue", "yellow"
+TERM_STYLES = {
+    **dict.fromkeys(("forward", "backward", "recompute", "optimizer"), COMPUTE),
+    **dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "offload"), COMMUNICATION),
+    **dict.fromkeys(("bubble", "host"), WAITING),
+}
+VERDICTS = {"fits": GOOD, "unsure": DOUBT, "oom": BAD}
+EIGHTHS = "▏▎▍▌▋▊▉█"
+LIMIT = "┊"
+DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp")
+FRAME = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
+TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
+
+
+def render(plan: Plan, console: Console) -> None:
+    """Prints the whole plan."""
+    width = _width(console)
+    _print(console, _priced(plan.problem, plan.plan, width), width)
+    _print(console, [_alternatives(plan, width), _certificate(plan.certificate, plan.plan), _assumptions(plan.assumptions)], width)
+
+
+def render_layout(problem: Problem, priced: PricedLayout, console: Console) -> None:
+    """Prints one layout with everything that is predicted about it."""
+    width = _width(console)
+    _print(console, [*_priced(problem, priced, width), _assumptions(problem.assumptions)], width)
+
+
+def _width(console: Console) -> int:
+    return max(NARROW, min(console.width, WIDEST))
+
+
+def _print(console: Console, sections: Iterable[RenderableType], width: int) -> None:
+    """Prints the sections with a blank line after each; rich fills lines up with blanks, which are taken off again."""
+    for section in sections:
+        with console.capture() as captured:
+            console.print(section, width=width, highlight=False)
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        console.file.write("\n".join([*lines, "", ""]))
+
+
+def _priced(problem: Problem, priced: PricedLayout, width: int) -> list[RenderableType]:
+    """The sections about one layout, in pairs where there is room for two."""
+    wide = width >= WIDE
+    half = (width - 2 * INDENT) // 2 if wide else width
+    sections = [
+        _layout(problem, priced.layout),
+        _time(priced, half),
+        _memory(priced.memory, half),
+        _traffic(problem, priced),
+    ]
+    head: list[RenderableType] = [_headline(problem, priced), _figures(priced)]
+    if not wide:
+        return [*head, *sections]
+    return [*head, *(_side_by_side(left, right, half) for left, right in zip(sections[::2], sections[1::2], strict=True))]
+
+
+def _side_by_side(left: RenderableType, right: RenderableType, half: int) -> Table:
+    table = Table.grid(padding=(0, INDENT, 0, 0))
+    table.add_column(width=half)
+    table.add_column(width=half)
+    table.add_row(left, right)
+    return table
+
+
+def _section(title: str, *body: RenderableType, note: Text | None = None) -> Group:
+    heading = Text(title, style=STRONG)
+    if note is not None:
+        heading.append("  ").append_text(note)
+    return Group(heading, *(Padding(part, (0, 0, 0, INDENT)) for part in body))
+
+
+def _grid(*justify: str, gap: int = 2) -> Table:
+    """A table without lines; a column is justified "left" or "right", or "wrap": left and free to wrap."""
+    table = Table.grid(padding=(0, gap, 0, 0))
+    for side in justify:
+        table.add_column(justify="right" if side == "right" else "left", no_wrap=side != "wrap", overflow="fold")
+    return table
+
+
+# --- what it is --------------------------------------------------------------------------------------------------------------
+
+
+def _headline(problem: Problem, priced: PricedLayout) -> Group:
+    model, cluster, stack, work = problem.model, problem.cluster, problem.stack, problem.workload
+    title = Text.assemble(
+        (f"{model.name} on {problem.devices:,} × {cluster.accelerator.name}", STRONG),
+        "   ",
+        (f"{work.global_batch:,} sequences of {work.seq_len:,} tokens a step", ""),
+    )
+    where = Text(f"cluster {cluster.name} · stack {stack.name} {stack.version} · {work.precision}", style=LABEL)
+    if not priced.devices_idle:
+        return Group(title, where)
+    return Group(title, where, Text(f"{priced.devices_idle:,} of {problem.devices:,} devices stay idle", style=DOUBT))
+
+
+def _figures(priced: PricedLayout) -> Table:
+    """The four figures that are looked for first, each with its companion below."""
+    memory = priced.memory
+    spare = memory.usable_gib - memory.peak_gib
+    table = _grid("left", "left", "left", "left", gap=4)
+    columns = (
+        ("step time", wording.seconds(priced.step_time_s), wording.interval(*priced.step_time_interval_s)),
+        (
+            "tokens/s per device",
+            wording.significant(priced.tokens_per_s_per_device),
+            f"{wording.significant(priced.model_tflops_per_device)} TFLOP/s",
+        ),
+        ("MFU, causal", wording.percent(priced.mfu), f"{wording.percent(priced.mfu_full_attention)} full"),
+        ("peak memory", wording.gib(memory.peak_gib), f"{wording.gib(abs(spare))} {'to spare' if spare >= 0 else 'over usable'}"),
+    )
+    for row, style in enumerate((LABEL, STRONG, LABEL)):
+        table.add_row(*(Text(column[row], style=style) for column in columns))
+    if memory.verdict != "fits":
+        table.add_row(*[Text()] * 3, Text(f"memory: {memory.verdict}", style=VERDICTS[memory.verdict]))
+    return table
+
+
+def _layout(problem: Problem, layout: Layout) -> Group:
+    frame = Text("   ").join(Text.assemble((f"{name} ", LABEL), (str(getattr(layout, name)), STRONG)) for name in DEGREES)
+    choices = _grid("left", "wrap", "left", "wrap", gap=3)
+    entries = list(_choices(layout))
+    rows = -(-len(entries) // 2)
+    for row in range(rows):
+        pair = (entries[row], entries[row + rows] if row + rows < len(entries) else ("", ""))
+        choices.add_row(*(cell for name, value in pair for cell in (Text(name, style=LABEL), Text(value))))
+    return _section("Layout", frame, Text(), choices, Text(), _stages(problem, layout))
+
+
+def _choices(layout: Layout) -> Iterable[tuple[str, str]]:
+    """What a layout chooses beside its degrees; what has no effect at these degrees is left out."""
+    interleaved = f", {layout.vpp} chunks a stage" if layout.vpp > 1 else ""
+    yield "micro-batch", f"{layout.micro_batch} × {layout.num_microbatches:,} a step"
+    yield "schedule", layout.schedule + interleaved
+    yield "recompute", _recompute(layout.recompute)
+    yield "sharding", layout.optimizer_sharding
+    yield "offload", layout.offload.replace("+", " + ")
+    yield "rank order", layout.rank_order
+    if layout.tp > 1:
+        yield "sequence par.", "on" if layout.sequence_parallel else "off"
+    if layout.cp > 1:
+        yield "cp type", layout.cp_type
+
+
+def _recompute(text: str) -> str:
+    return " + ".join(Recompute.parse(text).module_names) or text
+
+
+def _stages(problem: Problem, layout: Layout) -> Table:
+    """Stages that hold the same are one line; past SHOWN_STAGES lines the rest is counted."""
+    kinds = problem.model.layer_kinds
+    table = _grid("left", "wrap", gap=3)
+    runs = [(words, [stage.stage for stage in run]) for words, run in groupby(layout.stages, lambda s: _holds(s, kinds, layout))]
+    for words, numbers in runs[:SHOWN_STAGES]:
+        table.add_row(Text(f"stage{'s' * (len(numbers) > 1)} {wording.ranges(numbers)}", style=LABEL), Text(words))
+    left = sum(len(numbers) for _, numbers in runs[SHOWN_STAGES:])
+    if left:
+        table.add_row(Text(), Text(f"and {wording.count(left, 'more stage')}", style=LABEL))
+    return table
+
+
+def _holds(stage: Stage, kinds: Sequence[str], layout: Layout) -> str:
+    """«3 dense + 1 moe + embedding», with the chunks in brackets where they differ in size."""
+    counts: dict[str, int] = {}
+    sizes = []
+    for chunk in stage.chunks:
+        held = kinds[chunk.layers[0] : chunk.layers[1] + 1] if chunk.layers else ()
+        sizes.append(len(held) + chunk.mtp)
+        for kind in held:
+            counts[kind] = counts.get(kind, 0) + 1
+    parts = [f"{number} {kind}" for kind, number in counts.items()]
+    mtp = sum(chunk.mtp for chunk in stage.chunks)
+    parts += [f"{mtp} MTP"] * (mtp > 0)
+    parts += ["embedding"] * any(chunk.embedding for chunk in stage.chunks)
+    parts += ["loss"] * any(chunk.loss for chunk in stage.chunks)
+    text = " + ".join(parts) or "nothing"
+    if len(set(sizes)) > 1:
+        text += f"  (chunks of {' + '.join(map(str, sizes))})"
+    own = dict.fromkeys(chunk.recompute for chunk in stage.chunks if chunk.recompute != layout.recompute)
+    return text + "".join(f", recompute {_recompute(recompute)}" for recompute in own)
+
+
+# --- what it costs -----------------------------------------------------------------------------------------------------------
+
+
+def _time(priced: PricedLayout, width: int) -> Group:
+    """Terms of the breakdown, longest first, as bars; the small ones folded into one line."""
+    total = priced.step_time_s
+    ordered = sorted(((name, value) for name, value in priced.breakdown_s.items() if value > 0), key=lambda item: -item[1])
+    shown = [(name, value) for name, value in ordered if value >= FOLDED * total]
+    folded = [(name, value) for name, value in ordered if value < FOLDED * total]
+    longest = max((value for _, value in shown), default=total)
+    room = width - INDENT - 32
+    table = _grid("left", "right", "right", "left")
+    for name, value in shown:
+        bar = Text(_bar(value / longest * room), style=TERM_STYLES.get(name, WAITING))
+        table.add_row(Text(name), Text(wording.seconds(value)), Text(wording.percent(value / total), style=LABEL), bar)
+    if folded:
+        rest = sum(value for _, value in folded)
+        names = Text(", ".join(name for name, _ in folded), style=LABEL)
+        table.add_row(Text("rest"), Text(wording.seconds(rest)), Text(wording.percent(rest / total), style=LABEL), names)
+    kinds = Text("  ").join(Text(*kind) for kind in (("compute", COMPUTE), ("communication", COMMUNICATION), ("waiting", WAITING)))
+    return _section("Where the time goes", table, note=Text("exposed:  ", style=LABEL).append_text(kinds))
+
+
+def _bar(cells: float) -> str:
+    """A bar so many cells long, to an eighth of a cell, never empty."""
+    eighths = max(1, round(8 * cells))
+    return EIGHTHS[-1] * (eighths // 8) + (EIGHTHS[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _memory(memory: Memory, width: int) -> Group:
+    """The fullest stage, term after term, each bar starting where the last one ended, against what is usable."""
+    fullest = max(memory.stages, key=lambda stage: stage.peak_gib)
+    style = VERDICTS[memory.verdict]
+    cells = width - INDENT - 26
+    scale = cells / max(memory.capacity_gib, memory.peak_gib)
+    limits = [min(cells - 1, round(gib * scale)) for gib in (memory.usable_gib, memory.capacity_gib)]
+    table = _grid("left", "right", "left")
+    start = 0.0
+    for name, value in fullest.terms_gib.items():
+        if value > 0:
+            bar = _segment(round(start * scale), round((start + value) * scale), cells, limits, COMPUTE)
+            table.add_row(Text(name), Text(wording.amount(value)), bar)
+        start += value
+    whole = _segment(0, round(start * scale), cells, limits, style)
+    table.add_row(Text("peak", style=STRONG), Text(wording.gib(fullest.peak_gib), style=STRONG), whole)
+    limit = f"{LIMIT} {wording.amount(memory.usable_gib)} GiB usable, {wording.amount(memory.capacity_gib)} in all"
+    table.add_row(Text(), Text(), Text(limit.rjust(cells), style=LABEL))
+    where = f"  stage {fullest.stage} is the fullest{_others(memory.stages, fullest)}"
+    return _section("Memory", table, note=Text.assemble((memory.verdict, style), (where, LABEL)))
+
+
+def _segment(start: int, end: int, cells: int, limits: Sequence[int], style: str) -> Text:
+    """Cells start…end filled; the limits stay visible through a bar that passes them."""
+    text = Text()
+    for cell in range(cells):
+        filled = start <= cell < end
+        text.append(LIMIT if cell in limits else EIGHTHS[-1] if filled else " ", style=style if filled else LABEL)
+    return text
+
+
+def _others(stages: Sequence[StageMemory], fullest: StageMemory) -> str:
+    rest = [stage.peak_gib for stage in stages if stage.stage != fullest.stage]
+    if not rest:
+        return ""
+    low, high = wording.amount(min(rest)), wording.amount(max(rest))
+    return f", the others hold {low if low == high else f'{low}–{high}'} GiB"
+
+
+def _traffic(problem: Problem, priced: PricedLayout) -> Group:
+    """GiB per used device and step by level and dimension; what lies beyond the supernode is marked."""
+    levels = [level.name for level in problem.cluster.levels if priced.traffic_gib.get(level.name)]
+    names = [name for name in TRAFFIC_ORDER if any(priced.traffic_gib[level].get(name) for level in levels)]
+    if not names:
+        return _section("Traffic", Text("none: no two devices talk to each other", style=LABEL))
+    order = [level.name for level in problem.cluster.levels]
+    outside = order[order.index(problem.cluster.supernode) + 1 :]
+    table = _grid("left", *["right"] * (len(names) + 1), gap=2 if len(names) > 5 else 3)
+    table.add_row(Text(), *(Text(name, style=LABEL) for name in (*names, "all")))
+    for level in levels:
+        found = priced.traffic_gib[level]
+        cells = [wording.amount(found.get(name, 0.0)) if found.get(name) else wording.NONE for name in names]
+        total = Text(wording.amount(sum(found.values())), style=STRONG)
+        table.add_row(Text(level), *map(Text, cells), total)
+    share = f"GiB per device and step; {wording.percent(priced.cross_supernode_share)} leaves the supernode"
+    share += f" ({', '.join(level for level in levels if level in outside)})" if set(levels) & set(outside) else ""
+    return _section("Traffic", table, note=Text(share, style=LABEL))
+
+
+# --- why this one ------------------------------------------------------------------------------------------------------------
+
+
+def _alternatives(plan: Plan, width: int) -> Group:
+    """The plan and the next best frames, with what each gives up and gains; only the degrees in which they differ are shown."""
+    if not plan.alternatives:
+        return _section("Alternatives", Text("none: no other frame is legal and fits", style=LABEL))
+    priced = (plan.plan, *plan.alternatives)
+    columns = [name for name in FRAME if len({getattr(one.layout, name) for one in priced}) > 1]
+    table = _grid(*["right"] * len(columns), "right", "right", "wrap", gap=2 if width < WIDE else 3)
+    names = [name.replace("micro_batch", "mb") for name in columns]
+    table.add_row(*(Text(name, style=LABEL) for name in (*names, "step time", "slower", "gives up, and for what")))
+    for one in priced:
+        frame = [str(getattr(one.layout, name)) for name in columns]
+        time = wording.seconds(one.step_time_s)
+        if one is plan.plan:
+            table.add_row(*(Text(cell, style=STRONG) for cell in (*frame, time, "", "the plan")))
+            continue
+        found = compare(plan.problem, plan.plan, one)
+        table.add_row(*map(Text, frame), Text(time), Text(wording.signed(wording.percent(found.slower))), _trade(found))
+    return _section("Alternatives", table, note=Text("degrees not shown are the plan's", style=LABEL))
+
+
+def _trade(found: Comparison) -> Text:
+    text = Text(", ".join((*found.losses, *found.changes)))
+    if not text and not found.gains:
+        return Text("nothing of note", style=LABEL)
+    if found.gains:
+        text.append("; " if text else "").append("for " + ", ".join(found.gains), style=GOOD)
+    return text
+
+
+def _certificate(certificate: Certificate, priced: PricedLayout) -> Group:
+    optimal = certificate.status == "optimal"
+    bound, gap = wording.seconds(certificate.lower_bound_s), wording.percent(certificate.gap)
+    if optimal:
+        verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}."
+    else:
+        verdict = f"Not proved: a layout could be as fast as {bound}, {gap} from the plan."
+    left = "cut by the bound" if optimal else "cut by the bound or not looked at"
+    counts = (
+        f"{wording.count(certificate.legal, 'legal layout')}: {certificate.scored:,} scored, {certificate.cut_by_bound:,} {left}, "
+        f"{certificate.cut_by_memory:,} cut by memory, in {wording.seconds(certificate.seconds)}."
+    )
+    body = [Text(f"{verdict} {counts}")]
+    simulated = priced.simulated_step_time_s
+    if simulated is not None:
+        off = wording.signed(wording.percent(simulated / priced.step_time_s - 1.0))
+        body.append(Text(f"Event by event, the schedule takes {wording.seconds(simulated)} ({off})."))
+    body.append(Text(f"Space: {certificate.space}", style=LABEL))
+    return _section("Certificate", *body, note=Text(certificate.status, style=GOOD if optimal else DOUBT))
+
+
+def _assumptions(assumptions: Sequence[str]) -> Group:
+    table = _grid("left", "wrap", gap=1)
+    for assumption in assumptions:
+        table.add_row(Text("·", style=LABEL), Text(assumption))
+    return _section("Assumptions", table if assumptions else Text("none", style=LABEL))

@@ -1,0 +1,195 @@
+"""Layers to stages: the exact contiguous partition of a layout's blocks, under every stage's memory.
+
+A stage's price (`stage_paths_s` and what stands around it) depends on its own two cuts only, once the total work is known; so does
+its peak memory. The best partition is then a min–max path through (stage, cut), found exactly by dynamic programming for many
+rows at once. Interleaved chunks couple (a stage's chunks lie apart); they are cut where the work is balanced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..cost_models.loads import Cuts, Loads
+from ..cost_models.pipeline import in_flight
+from ..cost_models.step import CostModel, Rows
+from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Best partition of each row: cuts (n, pp+1), its step's stage time (inf where no partition fits) and peak bytes, (n,)."""
+
+    cuts: Cuts
+    time_s: Floats
+    peak_bytes: Floats
+
+
+def best_partitions(model: CostModel, rows: Rows, limit_s: Floats, ceiling_bytes: float) -> Partition:
+    """Exact partitions of 1F1B rows that share pp and recompute depth.
+
+    Stages whose time passes the row's `limit_s` (n,) or whose peak passes `ceiling_bytes` are left out, so a row that cannot stay
+    under its limit comes back with infinite time. Work grows with rows × blocks × the longest stage that can still win.
+    """
+    pp, blocks, n = int(rows.table.pp[0]), len(model.blocks), len(rows)
+    stages = _Stages(model, rows, pp, _longest_stage(rows, limit_s))
+    best = np.full((n, blocks + 1), np.inf)
+    best[:, 0] = -np.inf
+    came, peak_at = np.zeros((pp, n, blocks + 1), dtype=np.int64), np.zeros((pp, n, blocks + 1))
+    for stage in range(pp):
+        time_s, peak = stages.at(stage)
+        time_s = np.where((peak <= ceiling_bytes) & (time_s <= limit_s[:, None, None]), time_s, np.inf)
+        if stage == pp - 1:
+            time_s[:, last_start(model) + 1 :] = np.inf
+        best, came[stage], peak_at[stage] = _relax(best, time_s, peak, 1 if pp <= blocks else 0)
+    cuts, peak_bytes, each = np.full((n, pp + 1), blocks), np.zeros(n), np.arange(n)
+    for stage in reversed(range(pp)):
+        end = cuts[:, stage + 1]
+        peak_bytes = np.maximum(peak_bytes, peak_at[stage][each, end])
+        cuts[:, stage] = end - came[stage][each, end]
+    found = np.isfinite(best[:, blocks])
+    return Partition(cuts, best[:, blocks], np.where(found, peak_bytes, np.inf))
+
+
+def reachable(model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: float) -> Bools:
+    """Whether stages that work at most `most_work_s` (n,) per micro-batch and fill at most `ceiling_bytes` can hold all
+    blocks, (n,).
+
+    For 1F1B rows that share pp. Both limits hold for every part of a stage that meets them, so taking as many blocks as
+    possible, stage after stage, reaches the end if anything does. No partition of a row that is not reachable needs a look.
+    Work counts recompute only where it is of all layers: at block depth K a stage that begins later redoes other ones.
+    """
+    pp, n = int(rows.table.pp[0]), len(rows)
+    prefix, each = rows.prefix, np.arange(len(rows))
+    work = prefix.forward_s + prefix.backward_s
+    static = prefix.dense * rows.rates.total(0)[:, None] + prefix.expert * rows.rates.total(1)[:, None]
+    host = prefix.dense * rows.rates.host[0][:, None] + prefix.expert * rows.rates.host[1][:, None]
+    depth = np.minimum(prefix.depth, prefix.blocks)
+    place = np.arange(prefix.blocks + 1)[None, :]
+    work = work + np.where((prefix.depth >= prefix.blocks)[:, None], prefix.recompute_s, 0.0)
+    start, alive = np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool)
+    for stage in range(pp):
+        ends = [end for end, here in ((prefix.embedding, stage == 0), (prefix.head, stage == pp - 1)) if here]
+        again = np.clip(start[:, None] + depth[:, None], start[:, None], np.maximum(place, start[:, None]))
+        seconds = work - work[each, start][:, None]
+        kept = _at(prefix.recomputed_bytes, again) - prefix.recomputed_bytes[each, start][:, None]
+        kept = kept + np.maximum(prefix.saved_bytes - _at(prefix.saved_bytes, again), 0.0)
+        fixed = static - static[each, start][:, None] + (rows.communicator_bytes + rows.transient_bytes)[:, None]
+        for end in ends:
+            seconds = seconds + (end.forward_s + end.backward_s)[:, None]
+            kept = kept + end.saved_bytes[:, None]
+            fixed = fixed + (end.dense * rows.rates.total(0))[:, None]
+        held = in_flight("1f1b", pp, 1, rows.table.num_microbatches, stage)[:, None]
+        hosted = host - host[each, start][:, None] <= model.host_limit_bytes
+        fits = hosted & (seconds <= most_work_s[:, None]) & (fixed + kept * held <= ceiling_bytes) & (place >= start[:, None])
+        alive &= fits.any(axis=1)
+        if not alive.any():
+            break
+        start = np.where(alive, prefix.blocks - np.argmax(fits[:, ::-1], axis=1), 0)
+    return np.asarray(alive & (start == prefix.blocks))
+
+
+def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
+    """Cuts (n, chunks+1) nearest to equal work per chunk, embedding and head in, recompute out; every chunk has a block."""
+    prefix = rows.prefix
+    work = prefix.forward_s + prefix.backward_s + (prefix.embedding.forward_s + prefix.embedding.backward_s)[:, None]
+    goal = prefix.work_s[:, None] * np.arange(1, chunks) / chunks
+    blocks, last = len(model.blocks), last_start(model)
+    nearest = np.abs(work[:, None, :] - goal[:, :, None]).argmin(axis=2)
+    cuts = np.concatenate([np.zeros((len(rows), 1), dtype=np.int64), nearest, np.full((len(rows), 1), blocks)], axis=1)
+    for k in range(1, chunks):  # every chunk keeps a block, and leaves one for each that follows
+        room = last - (chunks - 1 - k)
+        cuts[:, k] = np.maximum(np.minimum(np.maximum(cuts[:, k], cuts[:, k - 1] + 1), room), cuts[:, k - 1])
+    return cuts
+
+
+def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
+    """The split of a framework that cannot be told one: equal decoder layers per chunk, MTP with the last."""
+    layers = blocks - mtp
+    cuts = np.arange(chunks + 1) * (layers // chunks)
+    cuts[-1] = blocks
+    return cuts
+
+
+def default_cuts(model: CostModel, rows: Rows) -> Cuts:
+    """Cuts that the search would give rows of one shape, memory left out, (n, pp·vpp+1); 1F1B rows share their recompute depth."""
+    pp, vpp = int(rows.table.pp[0]), int(rows.table.vpp[0])
+    if not model.problem.stack.cuts_freely(vpp):
+        return np.tile(even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp), (len(rows), 1))
+    if partitioned_exactly(model.problem, rows.table).all():
+        return best_partitions(model, rows, np.full(len(rows), np.inf), np.inf).cuts
+    return balanced_cuts(model, rows, pp * vpp)
+
+
+def partitioned_exactly(problem: Problem, table: LayoutTable) -> Bools:
+    """Which rows get their best partition by the exact recursion, (n,): plain 1F1B on stacks that can be told where to cut."""
+    free = problem.stack.cuts_freely(1)
+    return np.asarray((table.schedule == SCHEDULES.index("1f1b")) & free)
+
+
+def last_start(model: CostModel) -> int:
+    """The last block that the last chunk may begin at: MTP layers share it, alone only where a layout string can say so."""
+    layers = model.problem.model.num_layers
+    alone = len(model.blocks) > layers and "layout" in model.problem.stack.split_forms
+    return layers if alone else layers - 1
+
+
+class _Stages:
+    """Times and peaks of every stage a row could have: first cut c and length l, (n, blocks+1, longest+1).
+
+    What a stage holds is the same wherever it stands but for embedding and head, so the grids of a middle stage are kept.
+    """
+
+    def __init__(self, model: CostModel, rows: Rows, pp: int, longest: int) -> None:
+        self._model, self._rows, self._pp, self._longest = model, rows, pp, longest
+        self._total_s = rows.prefix.total_s(pp)[:, None, None]
+        self._micro_batches = rows.table.num_microbatches[:, None, None]
+        self._kept: dict[tuple[bool, bool], tuple[Loads, Floats]] = {}
+
+    def at(self, stage: int) -> tuple[Floats, Floats]:
+        """Time and peak bytes of the stage for every (c, l)."""
+        first, last = stage == 0, stage == self._pp - 1
+        load, fixed = self._kept.get((first, last)) or self._grid(stage)
+        before_f, before_b = self._rows.prefix.before_grid(stage, self._pp)
+        time_s = self._model.stage_time_at(self._rows, load, before_f, before_b, self._total_s, stage)
+        held = in_flight("1f1b", self._pp, 1, self._micro_batches, stage)
+        return time_s, fixed + load.saved_bytes * held
+
+    def _grid(self, stage: int) -> tuple[Loads, Floats]:
+        first, last = stage == 0, stage == self._pp - 1
+        load = self._rows.prefix.grid(stage, self._pp, self._longest)
+        fixed = self._model.peaks_at(self._rows, load, np.zeros(1), np.asarray(last)).sum(axis=0)
+        fixed = np.where(self._model.host_bytes(self._rows, load) <= self._model.host_limit_bytes, fixed, np.inf)
+        self._kept[first, last] = load, fixed
+        return load, fixed
+
+
+def _relax(best: Floats, time_s: Floats, peak: Floats, shortest: int) -> tuple[Floats, Ints, Floats]:
+    """One stage of the min–max recursion: best[c'] = min over l of max(best[c'−l], time[c'−l, l]); also l and the stage's peak."""
+    n, width, lengths = time_s.shape
+    value = np.full((n, width), np.inf)
+    length, held = np.zeros((n, width), dtype=np.int64), np.zeros((n, width))
+    for l in range(shortest, min(lengths, width)):  # noqa: E741  (l is the stage's length, as in the recursion)
+        start, end = slice(0, width - l), slice(l, width)
+        candidate = np.maximum(best[:, start], time_s[:, start, l])
+        better = candidate < value[:, end]
+        np.copyto(value[:, end], candidate, where=better)
+        np.copyto(length[:, end], l, where=better)
+        np.copyto(held[:, end], peak[:, start, l], where=better)
+    return value, length, held
+
+
+def _longest_stage(rows: Rows, limit_s: Floats) -> int:
+    """Most blocks that a stage can hold and stay within the limit for any row; all when there is no limit."""
+    blocks = rows.prefix.blocks
+    work = (rows.prefix.forward_s + rows.prefix.backward_s) * rows.table.num_microbatches[:, None]
+    for length in range(1, blocks):
+        if ((work[:, length + 1 :] - work[:, : -length - 1]).min(axis=1) > limit_s).all():
+            return length
+    return blocks
+
+
+def _at(values: Floats, index: npt.NDArray[np.int64]) -> Floats:
+    return np.take_along_axis(values, index, axis=1)

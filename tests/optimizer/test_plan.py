@@ -1,0 +1,125 @@
+"""The front door on real models and odd machines: it ends, its counts add up, its layouts are legal, fit and cost what they say."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from paraplan.cost_models.step import CostModel
+from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.result import Plan
+from paraplan.search_spaces.errors import Infeasible, InputError
+from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.layout import Layout, Problem
+from paraplan.search_spaces.rules import violations
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the oracle lies beside them
+from brute_force import legal_layouts, price_everything, random_problem
+
+GIB = 2.0**30
+FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
+
+
+def assert_sound(problem: Problem, found: Plan) -> None:
+    """What must hold of every plan, however large the space."""
+    certificate = found.certificate
+    assert certificate.legal == certificate.scored + certificate.cut_by_bound + certificate.cut_by_memory
+    assert certificate.status == "optimal"
+    assert certificate.gap == 0.0
+    assert certificate.lower_bound_s == pytest.approx(found.plan.step_time_s, rel=1e-9)
+    for one in (found.plan, *found.alternatives):
+        assert violations(problem, one.layout, peak_bytes=one.memory.peak_gib * GIB) == []
+        assert one.devices_used + one.devices_idle == problem.devices
+        blocks = problem.model.num_layers + (problem.model.mtp.layers if problem.model.mtp else 0)
+        chunks = [stage.chunks[v] for v in range(one.layout.vpp) for stage in one.layout.stages]
+        assert sum(_blocks(chunk.layers) + chunk.mtp for chunk in chunks) == blocks
+        assert all(_blocks(chunk.layers) + chunk.mtp >= 1 for chunk in chunks)
+    times = [found.plan.step_time_s, *(one.step_time_s for one in found.alternatives)]
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(times))
+    frames = {tuple(getattr(one.layout, name) for name in FRAME) for one in (found.plan, *found.alternatives)}
+    assert len(frames) == len(times)
+
+
+def _blocks(layers: tuple[int, int] | None) -> int:
+    return layers[1] - layers[0] + 1 if layers else 0
+
+
+ODD = {
+    "72 devices of a rack": ("qwen3-30b-a3b", "gb200-nvl72", 72, 288, ""),
+    "71 of them": ("qwen3-30b-a3b", "gb200-nvl72", 71, 284, "micro_batch=1|2"),
+    "384 dies, 61 layers and MTP": ("deepseek-v3", "cloudmatrix-384", 384, 3072, "micro_batch=1,offload=optimizer:1"),
+    "15488 devices in cabinets of 88": ("moe-10t", "atlas-960-superpod", 15488, 15488, "micro_batch=1"),
+    "126 layers over 16 stages": ("llama-3.1-405b", "gb200-nvl72", 576, 576, "pp=16,micro_batch=1"),
+    "61 layers over 16 stages of two": ("kimi-k2", "hgx-h800", 1024, 1024, "pp=16,vpp=2,micro_batch=1"),
+    "three quarters of a server": ("llama-3.1-8b", "hgx-h100", 6, 48, ""),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_sizes(name: str) -> None:
+    model, cluster, devices, batch, fix = ODD[name]
+    problem = build_problem(model, cluster, devices, batch, 4096, fix=fix)
+    assert_sound(problem, plan(problem, top=3))
+
+
+@pytest.mark.parametrize("seed", [3, 5, 18, 24, 27, 28, 30])
+def test_plan_is_the_best_of_all_layouts(seed: int) -> None:
+    problem = random_problem(seed)
+    model = CostModel(problem)
+    best = price_everything(problem, model, legal_layouts(problem)).best_by_frame(model.usable_bytes)
+    found = plan(problem, top=4)
+    assert_sound(problem, found)
+    times = [found.plan.step_time_s, *(one.step_time_s for one in found.alternatives)]
+    assert times == pytest.approx(best[:4], rel=1e-9, abs=0)
+
+
+def test_a_plan_evaluates_to_itself() -> None:
+    """`evaluate` of a plan's layout, stages given, is what `plan` said."""
+    problem = build_problem("deepseek-moe-16b", "hgx-h100", 24, 96, 4096)
+    found = plan(problem).plan
+    again, broken = evaluate(problem, found.layout)
+    assert broken == ()
+    assert again.step_time_s == found.step_time_s
+    assert again.memory == found.memory
+    assert again.breakdown_s == found.breakdown_s
+
+
+def test_evaluate_gives_a_layout_the_stages_that_the_search_would() -> None:
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096)
+    chosen = {"tp": 2, "pp": 4, "dp": 2, "edp": 4, "num_microbatches": 32, "sequence_parallel": True}
+    priced, broken = evaluate(problem, Layout(**chosen))  # type: ignore[arg-type]
+    assert broken == ()
+    fixed = build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096, fix="tp=2,pp=4,dp=2,cp=1,vpp=1,micro_batch=1,recompute=none")
+    assert plan(fixed).plan.step_time_s <= priced.step_time_s * (1 + 1e-9)
+    assert priced.layout.stages
+
+
+def test_a_limit_never_makes_the_plan_faster() -> None:
+    """A smaller space has no better layout; undoing what the plan chose leads to the next best frame or worse."""
+    free = plan(build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096))
+    chosen = free.plan.layout
+    limited = plan(build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096, forbid=f"dp=={chosen.dp}"))
+    assert limited.plan.layout.dp != chosen.dp
+    assert limited.plan.step_time_s >= free.plan.step_time_s
+    assert limited.certificate.legal < free.certificate.legal
+
+
+def test_more_memory_never_makes_the_plan_slower() -> None:
+    times = []
+    for margin in (0.4, 0.2, 0.06, 0.0):
+        problem = build_problem("llama-3.1-70b", "hgx-h100", 64, 128, 4096, memory_margin=margin, fix="tp=4|8,micro_batch=1")
+        times.append(plan(problem).plan.step_time_s)
+    assert times == sorted(times, reverse=True)
+
+
+def test_questions_without_an_answer() -> None:
+    problem = build_problem("llama-3.1-405b", "hgx-h100", 8, 64, 4096)
+    with pytest.raises(Infeasible) as caught:
+        plan(problem)
+    assert "need" in caught.value.summary
+    with pytest.raises(InputError, match="engine"):
+        plan(problem, engine="guess")
+    with pytest.raises(InputError, match="top"):
+        plan(problem, top=0)
