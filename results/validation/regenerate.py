@@ -1,0 +1,112 @@
+"""Prices a table of published measured runs and writes what came of it: python results/validation/regenerate.py RUNS.csv
+
+Writes README.md, statistics.csv, vocabulary.md and four plots beside this file. RUNS.csv has the columns of the measured-runs
+format; models.json beside it gives the models' shapes.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+from paraplan.cost_models.validation import Validation, validate
+from paraplan.optimizer.reports import validation as report
+from paraplan.optimizer.reports.validation_plots import write_plots
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Writes the folder's files."""
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python results/validation/regenerate.py RUNS.csv")
+    found = validate(Path(sys.argv[1]))
+    write_plots(found, HERE)
+    (HERE / "README.md").write_text(readme(found), encoding="utf-8")
+    words = report.markdown(("column", "pattern", "meaning", "note"), report.vocabulary(), code=(0, 1, 2))
+    title = "# From a source's words to a Stack and a Layout"
+    (HERE / "vocabulary.md").write_text(f"{title}\n\n{VOCABULARY_NOTE}\n\n{words}\n", encoding="utf-8")
+    with (HERE / "statistics.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for title, headers, lines in (
+            ("step time", report.TIME, report.time_table(found)),
+            ("memory", report.MEMORY, report.memory_table(found)),
+        ):
+            writer.writerow((title, *SLICE[1:], *headers))
+            writer.writerows(lines)
+
+
+def readme(found: Validation) -> str:
+    """The page: accuracy, plots, worst rows, and what was left out."""
+    rows, priced = len(found.outcomes), sum(1 for o in found.outcomes if not o.skipped)
+    timed = sum(1 for o in found.outcomes if not o.excluded and o.measured_step_time_s and o.predicted_step_time_s)
+    return "\n".join(
+        [
+            "# Predictions beside published measured runs",
+            "",
+            "`python results/validation/regenerate.py RUNS.csv` writes this page; `paraplan validate RUNS.csv` prints the same.",
+            "",
+            f"{rows} rows, {priced} priced, {timed} of them with a step time and counted. Nothing is fitted to them: these are the",
+            "shipped kernel curves and the stacks' documented defaults.",
+            "",
+            "Errors are |predicted/measured − 1|, bias the median of log(predicted/measured); constant is the median error of",
+            "the family's own median MFU, taken from its `fit` rows. Ranking is within groups of one problem and one software",
+            "version, ties averaged (in brackets the number of groups); regret is the mean over groups, random that of any pick.",
+            "Memory verdicts: precision and recall of the boolean; unsure is within 15 % of the limit.",
+            "",
+            "## Step time: families that share hardware and kind of model",
+            "",
+            report.markdown(("rows of", "split", *report.TIME), report.pool_table(found)),
+            "",
+            "## Step time per family and accelerator",
+            "",
+            report.markdown((*SLICE, *report.TIME), report.time_table(found, SHOWN)),
+            "",
+            "## Memory per family and accelerator",
+            "",
+            report.markdown((*SLICE, *report.MEMORY), report.memory_table(found, SHOWN)),
+            "",
+            "Per stack: [statistics.csv](statistics.csv). From a source's words to a Stack and a Layout:",
+            "[vocabulary.md](vocabulary.md).",
+            "",
+            "## Plots",
+            "",
+            "![Predicted beside measured step time, per family](predicted-vs-measured.png)",
+            "",
+            "![Error by factor of the layout](error-by-factor.png)",
+            "",
+            "![Peak memory](memory.png)",
+            "",
+            "![Regret per group](regret.png)",
+            "",
+            "## Worst rows of each family",
+            "",
+            report.markdown(("id", "predicted / measured", "predicted", "measured"), report.worst(found, 3), code=(0,)),
+            "",
+            "## Not priced",
+            "",
+            report.markdown(("rows", "family", "reason"), report.skipped(found)),
+            "",
+            "## Priced but not counted",
+            "",
+            "Structural rules: they name what a row is, never how far a prediction is off.",
+            "",
+            report.markdown(("rows", "family", "rule"), report.excluded(found)),
+            "",
+        ]
+    )
+
+
+SLICE = ("family", "accelerator", "slice", "split")
+SHOWN = ("counted", "everything", "dense", "MoE", "pp 1, tp ≤ 8", "pp > 1 or tp > 8")
+"""Slices on the page; those by stack are in statistics.csv."""
+VOCABULARY_NOTE = (
+    "One table, read top down: the first entry of a column whose pattern matches the whole cell, in any case, counts. "
+    "A meaning that starts with ! is a reason why the row cannot be priced. The text for `stack` is software, family, "
+    "precision, optimizer_sharding and comm_overlap, joined by ` | `."
+)
+
+
+if __name__ == "__main__":
+    main()
