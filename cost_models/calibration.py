@@ -2,7 +2,7 @@
 
 Residuals are log(predicted/measured). Huber's loss over them and log-normal priors around the stack's own figures are made least
 by Levenberg–Marquardt in the logarithms of the figures. Derivatives are cheap here (one more pricing each) and the posterior comes
-with the last step, so this takes some tens of pricings where a sampling optimiser takes hundreds for the same optimum.
+with the last step, so this takes some tens of pricings where a sampling optimiser takes hundreds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from .run_models import Shape, read_shapes
 from .run_statistics import Errors, errors
 from .runs import Run, read_runs
 from .step import CostModel
-from .validation import Outcome, outcomes_of, problem_key, profile_of
+from .validation import Outcome, outcomes_of, problem_key, profile_of, without_fits
 
 MOST_PARAMETERS = 6
 """More are not identified by one sweep: the rest keep the stack's own figures."""
+ROWS_PER_PARAMETER = 4  # fewer, and a figure follows single rows
 HUBER = 1.345  # residuals in units of their spread beyond which a row's pull grows no more (95 % efficient, Huber 1981)
 LEAST_NOISE = 0.02  # of log step time: what repeats of one run differ by
 FEW_ROWS = 10
-FEW_ROWS_NOISE = 0.06  # least with few rows: what a stack's layouts are off by when one scalar is all that is known
+TYPICAL_NOISE = 0.06
+"""What a stack's layouts are off by when one scalar is known: the least with few rows, and the most that the search reckons with,
+since with more the priors would hold where the data have not been followed yet."""
 STEP = 0.03  # of a logarithm, for derivatives
 SCAN = (-2.0, -1.0, 1.0, 2.0)  # where a parameter is first tried, in units of its prior's width
+LEAST_LEARNT = 0.1  # share of its prior's variance below which a figure is left as it was
 CONFOUNDED = 0.85  # correlation from which two parameters cannot be told apart
 Z95 = 1.96
 
@@ -56,9 +60,9 @@ class Parameter:
 PARAMETERS: tuple[Parameter, ...] = (
     # A sustained rate above the kernel measured alone would need a faster grade of the device (Ascend 910B: 376 over 313).
     Parameter("efficiency", 0.2, 1.2, 0.35, 1),
-    # A layer launches 30 to 300 kernels at 5 to 30 µs each.
-    Parameter("host_floor_dense_s", 2e-5, 2e-2, 0.7, 4),
-    Parameter("host_floor_moe_s", 5e-5, 5e-2, 0.7, 4),
+    # A layer launches 30 to 300 kernels at 5 to 30 µs each; experts wait for token counts besides.
+    Parameter("host_floor_dense_s", 2e-5, 2e-2, 0.8, 4),
+    Parameter("host_floor_moe_s", 5e-5, 5e-2, 1.2, 4),
     # From kernels that write scores out in pieces to a generation newer than the one that the curve was read from.
     Parameter("attention_efficiency", 0.15, 1.6, 0.5, FEW_ROWS),
     # Eager kernels pass over memory up to ten times where a fused one passes once.
@@ -159,18 +163,61 @@ def calibrate_runs(
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """Median error and bias on rows that were held out, after `learnt_from` other runs; medians over draws of those."""
+
+    stack: str
+    accelerator: str
+    held_out: int
+    learnt_from: int
+    median: float
+    bias: float
+
+
+def learning_curve(path: Path, counts: Sequence[int] = (0, 1, 3, 10), draws: int = 3, least: int = 5) -> list[Learnt]:
+    """How a stack that is new to the tool gets better with a site's first runs: fitted from its documented figures to a few rows.
+
+    Rows of split `fit` are drawn from and those of split `test` are the measure; stacks with fewer than `least` of the latter, or
+    too few of the former, are left out.
+    """
+    rows: dict[tuple[str, str], dict[str, list[Outcome]]] = defaultdict(lambda: {"fit": [], "test": []})
+    plain: dict[int, Problem] = {}
+    for o in outcomes_of(read_runs(path), read_shapes(path.parent / "models.json")):
+        if o.job is not None and o.measured_step_time_s and not o.excluded and o.run.split in ("fit", "test"):
+            problem = plain.setdefault(id(o.job.problem.stack), without_fits(o.job.problem))
+            bare = replace(o.job, problem=o.job.problem.model_copy(update={"stack": problem.stack}))
+            rows[problem.stack.name, problem.cluster.accelerator.name][o.run.split].append(replace(o, job=bare))
+    found = []
+    for (stack, accelerator), split in rows.items():
+        if len(split["test"]) >= least and len(split["fit"]) >= max(counts):
+            held_out = Priced(split["test"], None)
+            for count in counts:
+                tried = [_held_out_error(held_out, split["fit"], count, seed) for seed in range(draws if count else 1)]
+                median, bias = (float(np.median([getattr(each, name) for each in tried])) for name in ("median", "bias"))
+                found.append(Learnt(stack, accelerator, len(split["test"]), count, median, bias))
+    return found
+
+
+def _held_out_error(held_out: Priced, rows: Sequence[Outcome], count: int, seed: int) -> Errors:
+    drawn = np.random.default_rng(seed).choice(len(rows), count, replace=False)
+    fits = fit([rows[i] for i in drawn]).fits if count else ()
+    return _errors(held_out.predict({each.name: each.value for each in fits}), held_out.measured)
+
+
 def fit(outcomes: Sequence[Outcome], profile: str | None = None, parameters: Sequence[Parameter] = PARAMETERS) -> Calibration:
     """The figures of one stack on one accelerator that explain measured step times best; outcomes must all be of that pair."""
     runs = Priced(outcomes, profile)
     free = [p for p in parameters if len(outcomes) >= p.least_rows]
     start = np.log([_start(p, runs) for p in free])
     search = Search(runs, tuple(free), start)
-    search = search.only(search.strongest(MOST_PARAMETERS))
+    search = search.only(search.strongest(min(MOST_PARAMETERS, max(2, len(outcomes) // ROWS_PER_PARAMETER))))
     theta, noise = search.solve()
-    before, after = runs.predict({}), runs.predict(search.values(theta))
+    fits, confounded = search.summary(theta, noise)
+    fits = tuple(fit for fit in fits if fit.learnt >= LEAST_LEARNT or fit.name == parameters[0].name)
+    before, after = runs.predict({}), runs.predict({fit.name: fit.value for fit in fits})
     job = outcomes[0].job
     assert job is not None
-    fits, confounded = search.summary(theta, noise)
     return Calibration(
         job.problem.stack.name,
         job.problem.cluster.accelerator.name,
@@ -286,7 +333,7 @@ class Search:
 
     def noise(self, residuals: Floats) -> float:
         """Spread of the residuals, robustly; never less than repeats differ by."""
-        least = LEAST_NOISE if len(residuals) >= FEW_ROWS else FEW_ROWS_NOISE
+        least = LEAST_NOISE if len(residuals) >= FEW_ROWS else TYPICAL_NOISE
         return max(least, 1.4826 * float(np.median(np.abs(residuals - np.median(residuals)))))
 
     def loss(self, theta: Floats, residuals: Floats, noise: float) -> float:
@@ -300,7 +347,7 @@ class Search:
         theta, residuals = self._scanned()
         damping = 1e-2
         for _ in range(rounds):
-            noise = self.noise(residuals)
+            noise = min(self.noise(residuals), TYPICAL_NOISE)
             least = self.loss(theta, residuals, noise)
             slope, curvature = self._normal(theta, residuals, noise)
             gained = 0.0
@@ -325,7 +372,7 @@ class Search:
                 trial = self._moved(self.start, place, step * parameter.spread)
                 trial = np.where(np.arange(len(theta)) == place, trial, theta)
                 tried = self.residuals(trial)
-                noise = max(self.noise(residuals), self.noise(tried))
+                noise = min(max(self.noise(residuals), self.noise(tried)), TYPICAL_NOISE)
                 if self.loss(trial, tried, noise) < self.loss(theta, residuals, noise):
                     theta, residuals = trial, tried
         return theta, residuals

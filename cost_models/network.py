@@ -51,7 +51,7 @@ class Crossing:
 class Network:
     """The levels of a cluster as a job of `devices` devices sees them, with the curves of its accelerator's profile.
 
-    `scale_out` is the share of the scale-out levels' bandwidth that the stack's traffic reaches.
+    `scale_out` is the share of the scale-out levels' bandwidth that the stack's collectives reach; p2p meets no others.
     """
 
     def __init__(self, cluster: ClusterSpec, profile: Profile, devices: int, scale_out: float = 1.0) -> None:
@@ -62,8 +62,8 @@ class Network:
         self._profile = profile
         shared = np.array([level.devices_per_nic for level in self.levels])
         oversubscribed = np.array([level.oversubscription for level in self.levels])
-        reached = np.array([scale_out if level.efficiency_profile == "scale-out" else 1.0 for level in self.levels])
-        self.bandwidth = np.array([x.bandwidth_bytes_per_s.value for x in self.levels]) / shared / oversubscribed * reached
+        self._reached = np.array([scale_out if level.efficiency_profile == "scale-out" else 1.0 for level in self.levels])
+        self.bandwidth = np.array([x.bandwidth_bytes_per_s.value for x in self.levels]) / shared / oversubscribed
         self.latency = np.array([level.latency_s.value for level in self.levels])
         fabrics = tuple(dict.fromkeys(level.efficiency_profile for level in self.levels))
         self._fabrics = [np.array([x.efficiency_profile == name for x in self.levels]) for name in fabrics]
@@ -195,7 +195,7 @@ class Network:
         passes = self._column(name, lambda c: c.passes)[0]
         moved = level_bytes.copy()
         moved[0] += local * np.maximum(passes * message_bytes - level_bytes.sum(axis=0), 0.0)
-        level_s = moved / (self.bandwidth[:, None] * efficiency * share) * slow * (at.fan > 1.0)
+        level_s = moved / ((self.bandwidth * self._reached)[:, None] * efficiency * share) * slow * (at.fan > 1.0)
         wire = np.max(np.array([level_s[rows].sum(axis=0) for rows in self._fabrics]), axis=0)
         measured = self._column(name, lambda c: c.hop_latency_s.value if c.hop_latency_s else 0.0)
         hop = np.where(measured > 0, measured, self.latency)  # the library's whole hop, where it was measured

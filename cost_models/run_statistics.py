@@ -60,12 +60,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Statistics:
-    """One slice: step time, its ranking, memory, and the step time of the constant-MFU baseline."""
+    """One slice: step time, its ranking, memory, and the step time of two baselines: constant MFU, and nothing fitted."""
 
     time: Errors | None
     ranking: Ranking | None
     memory: Memory
     constant_mfu: Errors | None
+    documented: Errors | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,6 +80,7 @@ def statistics(outcomes: Sequence[Outcome]) -> Statistics:
         ranking(timed),
         _memory(outcomes),
         errors([(o.constant_mfu_s, o.measured_step_time_s) for o in timed]),
+        errors([(o.documented_s, o.measured_step_time_s) for o in timed]),
     )
 
 

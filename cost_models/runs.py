@@ -133,6 +133,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*(megatron( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*", "megatron-deepspeed"),
     Word("stack", r".*(mindspeed|modellink).*", "mindspeed-llm"),
     Word("stack", r".*(mindformers|mindspore).*", "mindformers"),
+    Word("stack", r".*\| simumax \|.*", "megatron-simumax"),
     Word("stack", r".*megatron-bridge.*\| (zero3|hsdp).*", "megatron-fsdp"),
     Word("stack", r".*(megatron-bridge|mcore|megatron-core v0\.1[6-9]).*moe-ep-a2a.*", "megatron-bridge-ep-overlap"),
     Word("stack", r"megatron-bridge v0\.[12]\..*", "megatron-bridge-2025"),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..search_spaces.layout import Floats, LayoutTable
+from ..search_spaces.layout import Floats, LayoutTable, Problem
 from ..search_spaces.quantities import usable_bytes
 from .details import model_flops
 from .memory import GIB
@@ -38,7 +38,8 @@ class Outcome:
     """One row, predicted beside measured; None where the source or the model does not say.
 
     `predicted_peak_gib` is the figure that the source measured (the first stage's for some), `fullest_gib` that of the fullest
-    stage, on which `predicted_oom` rests. `constant_mfu_s` is the baseline's step time.
+    stage, on which `predicted_oom` rests. Baselines: `documented_s` is the step time with the stack's documented figures, none of
+    them fitted, `constant_mfu_s` that of a constant MFU.
     """
 
     run: Run
@@ -54,6 +55,7 @@ class Outcome:
     job: Job | None = None
     mfu_time_s: float | None = None  # step time at an MFU of 1
     constant_mfu_s: float | None = None
+    documented_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `validate --json`."""
@@ -207,18 +209,21 @@ def _priced(outcomes: Sequence[Outcome], path: str | None) -> list[Outcome]:
     """Outcomes that share a problem, priced in one table."""
     jobs = [outcome.job for outcome in outcomes if outcome.job is not None]
     problem = jobs[0].problem
-    model = CostModel(problem, profile_of(jobs[0].curves, jobs[0].gemm_curve, path))
-    rows = model.rows(LayoutTable.from_layouts([job.layout for job in jobs]))
+    curves, table = profile_of(jobs[0].curves, jobs[0].gemm_curve, path), LayoutTable.from_layouts([job.layout for job in jobs])
+    model = CostModel(problem, curves)
+    rows = model.rows(table)
     step_s = model.price_rows(rows).step_time_s
+    documented_s = CostModel(without_fits(problem), curves.model_copy(update={"stacks": {}})).price(table).step_time_s
     flops = tuple(each * problem.workload.global_batch for each in model_flops(model.layers))
     limit = usable_bytes(problem) / GIB
     found = []
-    for outcome, job, seconds, stages in zip(outcomes, jobs, step_s, _stage_peaks_gib(model, rows), strict=True):
+    for place, (outcome, job, stages) in enumerate(zip(outcomes, jobs, _stage_peaks_gib(model, rows), strict=True)):
         fullest = float(stages.max())
         found.append(
             replace(
                 outcome,
-                predicted_step_time_s=float(seconds),
+                predicted_step_time_s=float(step_s[place]),
+                documented_s=float(documented_s[place]),
                 measured_step_time_s=_measured_step_s(job, (flops[0], flops[1])),
                 predicted_peak_gib=_as_measured_gib(job, stages),
                 fullest_gib=fullest,
@@ -228,6 +233,11 @@ def _priced(outcomes: Sequence[Outcome], path: str | None) -> list[Outcome]:
             )
         )
     return found
+
+
+def without_fits(problem: Problem) -> Problem:
+    """The problem with its stack's documented figures, none of them fitted to runs."""
+    return problem.model_copy(update={"stack": problem.stack.model_copy(update={"by_accelerator": {}})})
 
 
 def memory_verdict(peak_gib: float, limit_gib: float) -> str:

@@ -285,7 +285,7 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
         f"all parameters trained, sequences of {workload.seq_len} tokens not packed"
     )
     yield f"{workload.memory_margin.fraction:.0%} of the memory left after the context is kept free"
-    figures = [*_figures(cluster, workload), *_stack_figures(stack)]
+    figures = [*_figures(cluster, workload), *_stack_figures(stack.on(cluster.accelerator.name))]
     announced = [where for where, figure in figures if figure.grade == "announced"]
     if announced:
         yield f"{cluster.name} is announced hardware, not measured: {', '.join(announced)}"

@@ -80,9 +80,8 @@ class Stack(Frozen):
     by_accelerator: dict[str, dict[str, Figure]] = {}  # figures of CALIBRATED that differ on an accelerator
 
     def on(self, accelerator: str) -> Stack:
-        """The stack as it runs on an accelerator: that of its name, else of the longest name that it extends."""
-        names = [name for name in self.by_accelerator if accelerator == name or accelerator.startswith(f"{name}-")]
-        return self.with_figures(self.by_accelerator[max(names, key=len)]) if names else self
+        """The stack as it runs on the accelerator of this name; another grade of it keeps the stack's own figures."""
+        return self.with_figures(self.by_accelerator.get(accelerator, {}))
 
     def with_figures(self, figures: Mapping[str, Figure]) -> Stack:
         """The stack with some figures replaced. Under CUDA graphs the host launches no layer, whatever the floors are elsewhere."""

@@ -13,8 +13,8 @@ from ...cost_models.run_statistics import Ranking, Statistics
 from ...cost_models.runs import VOCABULARY
 from ...cost_models.validation import Cell, Outcome, Validation
 
-TIME = ("rows", "median", "90th", "bias", "constant", "Spearman", "regret", "random")
-"""Columns of step time: errors, the median one of a constant MFU, rank correlation, mean regret, that of a pick at random."""
+TIME = ("rows", "median", "90th", "bias", "unfitted", "constant", "Spearman", "regret", "random")
+"""Columns of step time: errors, median errors without a fit and of a constant MFU, rank correlation, regret, a random pick's."""
 MEMORY = ("peaks", "median", "90th", "bias", "ran out", "precision", "recall", "unsure")
 """Columns of memory: errors of the peak, rows that ran out of memory among those that say, the verdict on them."""
 WORST = 2
@@ -95,12 +95,13 @@ def markdown(headers: Sequence[str], lines: Iterable[Sequence[str]], code: Seque
 
 def time_cells(found: Statistics) -> tuple[str, ...]:
     """Step time in the order of TIME."""
-    time, baseline, ranks = found.time, found.constant_mfu, found.ranking
+    time, documented, baseline, ranks = found.time, found.documented, found.constant_mfu, found.ranking
     return (
         str(time.rows if time else 0),
         _share(time.median if time else None),
         _share(time.p90 if time else None),
         _signed(time.bias if time else None),
+        _share(documented.median if documented else None),
         _share(baseline.median if baseline else None),
         _spearman(ranks),
         _share(ranks.regret_mean if ranks else None),

@@ -10,6 +10,7 @@ import csv
 import sys
 from pathlib import Path
 
+from paraplan.cost_models.calibration import learning_curve
 from paraplan.cost_models.validation import Validation, validate
 from paraplan.optimizer.reports import validation as report
 from paraplan.optimizer.reports.validation_plots import write_plots
@@ -23,7 +24,11 @@ def main() -> None:
         raise SystemExit("usage: python results/validation/regenerate.py RUNS.csv")
     found = validate(Path(sys.argv[1]))
     write_plots(found, HERE)
-    (HERE / "README.md").write_text(readme(found), encoding="utf-8")
+    curve = [
+        (row.stack, row.accelerator, str(row.held_out), str(row.learnt_from), f"{row.median:.1%}", f"{row.bias:+.1%}")
+        for row in learning_curve(Path(sys.argv[1]), counts=(0, 1, 3), draws=1)
+    ]
+    (HERE / "README.md").write_text(readme(found, curve), encoding="utf-8")
     words = report.markdown(("column", "pattern", "meaning", "note"), report.vocabulary(), code=(0, 1, 2))
     title = "# From a source's words to a Stack and a Layout"
     (HERE / "vocabulary.md").write_text(f"{title}\n\n{VOCABULARY_NOTE}\n\n{words}\n", encoding="utf-8")
@@ -37,7 +42,7 @@ def main() -> None:
             writer.writerows(lines)
 
 
-def readme(found: Validation) -> str:
+def readme(found: Validation, curve: report.Lines) -> str:
     """The page: accuracy, plots, worst rows, and what was left out."""
     rows, priced = len(found.outcomes), sum(1 for o in found.outcomes if not o.skipped)
     timed = sum(1 for o in found.outcomes if not o.excluded and o.measured_step_time_s and o.predicted_step_time_s)
@@ -47,17 +52,26 @@ def readme(found: Validation) -> str:
             "",
             "`python results/validation/regenerate.py RUNS.csv` writes this page; `paraplan validate RUNS.csv` prints the same.",
             "",
-            f"{rows} rows, {priced} priced, {timed} of them with a step time and counted. Nothing is fitted to them: these are the",
-            "shipped kernel curves and the stacks' documented defaults.",
+            f"{rows} rows, {priced} priced, {timed} of them with a step time and counted. A few named figures of each stack on",
+            "each accelerator (`by_accelerator` of the catalog's stacks) are fitted to rows of split `fit` by `paraplan",
+            "calibrate`; rows of split `test` are never fitted.",
             "",
-            "Errors are |predicted/measured − 1|, bias the median of log(predicted/measured); constant is the median error of",
-            "the family's own median MFU, taken from its `fit` rows. Ranking is within groups of one problem and one software",
-            "version, ties averaged (in brackets the number of groups); regret is the mean over groups, random that of any pick.",
+            "Errors are |predicted/measured − 1|, bias the median of log(predicted/measured); unfitted is the median error with",
+            "the stacks' documented figures, constant that of the family's own median MFU, taken from its `fit` rows. Ranking is",
+            "within groups of one problem and one software version, ties averaged (in brackets the number of groups); regret is",
+            "the mean over groups, random that of any pick.",
             "Memory verdicts: precision and recall of the boolean; unsure is within 15 % of the limit.",
             "",
             "## Step time: families that share hardware and kind of model",
             "",
             report.markdown(("rows of", "split", *report.TIME), report.pool_table(found)),
+            "",
+            "## What a stack that is new gains from its first runs",
+            "",
+            "From the documented figures, after calibrating on some of its `fit` rows (one draw): median error and bias on its",
+            "`test` rows.",
+            "",
+            report.markdown(("stack", "accelerator", "test rows", "learnt from", "median", "bias"), curve),
             "",
             "## Step time per family and accelerator",
             "",

@@ -388,7 +388,7 @@ class Reference:
                 continue
             curve = self._curve(name, i)
             local = inner_curve.local_cost.value if i == 0 and inner_curve.local_cost else 0.0
-            rate = self.bandwidth(level) * curve.efficiency.value
+            rate = self.bandwidth(level, self.stack.scale_out_efficiency.value) * curve.efficiency.value
             assert level.kind == "switched"
             ramp = 1 + (curve.half_bytes.value / max(buffer, 1.0)) ** curve.gamma.value
             fabrics.setdefault(level.efficiency_profile, 0.0)
@@ -399,10 +399,10 @@ class Reference:
         outermost = max(i for i, (_, fan) in enumerate(at) if fan > 1)
         return self._curve(name, outermost).launch_s.value + delay_s + max(fabrics.values())
 
-    def bandwidth(self, level: Level) -> float:
-        """What one device can send across a level, as far as the stack gets."""
-        share = self.stack.scale_out_efficiency.value if level.efficiency_profile == "scale-out" else 1.0
-        return share * level.bandwidth_bytes_per_s.value / level.devices_per_nic / level.oversubscription
+    def bandwidth(self, level: Level, share: float) -> float:
+        """What one device can send across a level; across scale-out a share of it."""
+        reached = share if level.efficiency_profile == "scale-out" else 1.0
+        return reached * level.bandwidth_bytes_per_s.value / level.devices_per_nic / level.oversubscription
 
     def _curve(self, name: str, level: int) -> CollectiveCurve:
         section = self.profile.collectives[self.levels[level].efficiency_profile]
@@ -414,7 +414,7 @@ class Reference:
         if not crossed:
             return 0.0
         level, curve = self.levels[crossed[-1]], self._curve("p2p", crossed[-1])
-        rate = self.bandwidth(level) * curve.efficiency.value
+        rate = self.bandwidth(level, 1.0) * curve.efficiency.value
         ramp = 1 + (curve.half_bytes.value / max(size, 1.0)) ** curve.gamma.value
         return level.latency_s.value + curve.launch_s.value + size / rate * ramp
 

