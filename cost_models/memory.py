@@ -7,6 +7,7 @@ Dynamic: the saved activations of the micro-batches in flight, the largest trans
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -70,6 +71,13 @@ def transient_bytes(pieces: Pieces, table: LayoutTable, last: bool) -> Floats:
     units = [*layers, pieces.pieces["head"]] if last else layers
     unit = BF16 * np.max([piece.dense_weights + piece.expert_weights for piece in units], axis=0)
     return np.asarray(working + unit * np.where(table.sharding >= ZERO3, 3.0, np.where(table.sharding == ZERO2, 1.0, 0.0)))
+
+
+def verdict(peak: float, limit: float, band: float) -> Literal["fits", "unsure", "oom"]:
+    """Whether a peak fits under a limit, both in one unit; within the relative `band` of the limit nobody knows."""
+    if abs(peak / limit - 1.0) <= band:
+        return "unsure"
+    return "fits" if peak < limit else "oom"
 
 
 def communicator_count(table: LayoutTable) -> Floats:

@@ -19,7 +19,7 @@ import numpy as np
 from ..search_spaces.layout import Floats, LayoutTable, Problem
 from ..search_spaces.quantities import usable_bytes
 from .details import model_flops
-from .memory import GIB
+from .memory import GIB, verdict
 from .profile import Profile, load_profile
 from .run_exclusions import exclusions
 from .run_layouts import Job, job_of
@@ -228,7 +228,7 @@ def _priced(outcomes: Sequence[Outcome], path: str | None) -> list[Outcome]:
                 predicted_peak_gib=_as_measured_gib(job, stages),
                 fullest_gib=fullest,
                 predicted_oom=fullest > limit,
-                memory_verdict=memory_verdict(fullest, limit),
+                memory_verdict=verdict(fullest, limit, UNSURE),
                 mfu_time_s=flops[0] / (problem.devices * problem.cluster.accelerator.peak_flops[problem.workload.precision].value),
             )
         )
@@ -238,13 +238,6 @@ def _priced(outcomes: Sequence[Outcome], path: str | None) -> list[Outcome]:
 def without_fits(problem: Problem) -> Problem:
     """The problem with its stack's documented figures, none of them fitted to runs."""
     return problem.model_copy(update={"stack": problem.stack.model_copy(update={"by_accelerator": {}})})
-
-
-def memory_verdict(peak_gib: float, limit_gib: float) -> str:
-    """fits | unsure | oom: near the usable memory nobody knows."""
-    if abs(peak_gib / limit_gib - 1.0) <= UNSURE:
-        return "unsure"
-    return "fits" if peak_gib < limit_gib else "oom"
 
 
 def _stage_peaks_gib(model: CostModel, rows: Rows) -> list[Floats]:

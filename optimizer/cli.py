@@ -11,7 +11,6 @@ import codecs
 import os
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import typer
 
 from .. import search_spaces
 from ..search_spaces.errors import Infeasible, InputError
+from .streams import INTERRUPTED, Meter, drop_output, flushed, interrupted, plain_form, say
 
 if TYPE_CHECKING:
     from ..cost_models.calibration import Calibration
@@ -29,19 +29,15 @@ if TYPE_CHECKING:
     from ..search_spaces.layout import Problem
     from .result import Plan, PricedLayout
 
-DONE, NO_LAYOUT, BAD_INPUT, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
+DONE, NO_LAYOUT, BAD_INPUT, DEFECT, PIPE_CLOSED = 0, 1, 2, 70, 141
 KINDS = ("models", "accelerators", "clusters", "stacks")
 ENGINES = ("auto", "bnb")
 OBJECTIVES = ("step-time",)
 ILLEGAL = "this layout is not legal"
-PATIENCE_S = 1.0
-"""A search that is over sooner shows no progress."""
 
 USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """click's UsageError, which typer imports from click or carries itself, depending on its version."""
 
-PLAIN_FORMS = dict(zip("·×−–—…≤≥→«»█▉▊▋▌▍▎▏┊µ", '*x---~<>>""########|u', strict=True))
-"""What stands for a character on a terminal that cannot show it; one character for one, so that columns stay aligned."""
 
 app = typer.Typer(
     name="paraplan",
@@ -64,7 +60,7 @@ class Answer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status; whatever goes wrong is one sentence, never a traceback."""
     try:
-        codecs.register_error("paraplan", _plain_form)
+        codecs.register_error("paraplan", plain_form)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="paraplan")
@@ -72,34 +68,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             list(sys.argv[1:] if arguments is None else arguments), prog_name="paraplan", standalone_mode=False
         )
         if not isinstance(answer, Answer):  # --help and --version have printed; an interrupt comes back as its status
-            return _interrupted() if answer == INTERRUPTED else _flushed(int(answer or DONE))
+            return interrupted() if answer == INTERRUPTED else flushed(int(answer or DONE))
         for note in answer.notes:
-            _say(note)
+            say(note)
         answer.show()
-        return _flushed(answer.status)
+        return flushed(answer.status)
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return PIPE_CLOSED
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
+        return interrupted()
     except USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
-        _say(f"{error.format_message().rstrip('. ')} (see {context.command_path if context else 'paraplan'} --help)")
+        say(f"{error.format_message().rstrip('. ')} (see {context.command_path if context else 'paraplan'} --help)")
     except InputError as error:
-        _say(str(error))
+        say(str(error))
     except OSError as error:
-        _say(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        say(f"{error.filename or 'standard output'}: {error.strerror or error}")
         if error.filename is None:
-            _drop_output()
+            drop_output()
     except Infeasible as error:
         for sentence in _sentences(error.summary, error.reasons):
-            _say(sentence)
+            say(sentence)
         return NO_LAYOUT
     except Exception as error:
         if os.environ.get("PARAPLAN_TRACEBACK"):
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        _say(
+        say(
             f"a defect of paraplan, please report it: {type(error).__name__} in {Path(frame.filename).name}:{frame.lineno} "
             f"({error}); PARAPLAN_TRACEBACK=1 shows more"
         )
@@ -234,7 +230,7 @@ def plan_command(
         vocab_size=vocab_size,
     )
     try:
-        with _Meter(shown=not (quiet or as_json)) as meter:
+        with Meter(shown=not (quiet or as_json)) as meter:
             found = plan(problem, profile=profile, engine=engine, top=top, time_limit_s=time_limit, progress=meter)
         notes = () if out is None else _write_plan(found, out, framework, framework_version)
     except Infeasible as error:
@@ -330,7 +326,7 @@ def validate_command(
     """Price measured runs and say how far off the predictions are."""
     from ..cost_models.validation import validate
 
-    with _Meter(shown=not (quiet or as_json)) as meter:
+    with Meter(shown=not (quiet or as_json)) as meter:
         found = validate(runs, profile, lambda share: meter("pricing runs", share))
     if as_json:
         return Answer(lambda: print(found.to_json()))
@@ -357,7 +353,7 @@ def calibrate_command(
         from ..search_spaces.inputs import catalog_entry
 
         catalog_entry("stacks", stack)  # raises, naming what is near
-    with _Meter(shown=not quiet) as meter:
+    with Meter(shown=not quiet) as meter:
         found = calibrate(runs, stack, site, profile, lambda share: meter("fitting", share))
     write_file(out, profile_yaml(found))
     return Answer(lambda: _render_calibration(found), () if quiet else (f"wrote {out}",))
@@ -525,69 +521,6 @@ def _plan_json(plan: Plan) -> str:
     lines = ",\n".join(f'    "{name}": {json.dumps(ranks)}' for name, ranks in groups(plan.plan.layout).items())
     rest = plan.model_copy(update={"groups": None}).to_json().removesuffix("\n}")
     return f'{rest},\n  "groups": {{\n{lines}\n  }}\n}}\n'
-
-
-# --- the two streams ---------------------------------------------------------------------------------------------------------
-
-
-class _Meter:
-    """A progress bar on standard error, from PATIENCE_S on and only if a person is looking."""
-
-    def __init__(self, shown: bool) -> None:
-        self.begun = time.monotonic()
-        self.shown = shown and sys.stderr.isatty()
-        self.bar: Any = None
-
-    def __enter__(self) -> _Meter:
-        return self
-
-    def __call__(self, stage: str, share: float) -> None:
-        if not self.shown or time.monotonic() - self.begun < PATIENCE_S:
-            return
-        if self.bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self.bar.add_task(stage, total=1.0)
-            self.bar.start()
-        self.bar.update(self.bar.task_ids[0], description=stage, completed=share)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
-def _say(sentence: str) -> None:
-    """One line on standard error, whatever the sentence quotes; one that starts with a blank belongs to the line before."""
-    prefix = "  " if sentence.startswith(" ") else "paraplan: "
-    head, _, example = sentence.partition("\n")  # what follows a line break is an example to copy
-    print(prefix + " ".join(head.split()) + ("\n" + example if example else ""), file=sys.stderr)
-
-
-def _interrupted() -> int:
-    _say("interrupted")
-    return INTERRUPTED
-
-
-def _flushed(status: int) -> int:
-    """Flushes here rather than at the interpreter's exit, where a closed pipe would be reported as an ignored exception."""
-    if sys.stdout is not None:  # closed by the caller
-        sys.stdout.flush()
-    return status
-
-
-def _drop_output() -> None:
-    """Sends what is left in the buffer of standard output nowhere: its reader has gone, or its disk is full."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _plain_form(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of the encoder: characters that the terminal lacks are written as their plain forms."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(PLAIN_FORMS.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
 if __name__ == "__main__":

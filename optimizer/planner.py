@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Literal
 
 import numpy as np
 
 from ..cost_models.details import Detail, detail
-from ..cost_models.memory import GIB
+from ..cost_models.memory import GIB, verdict
 from ..cost_models.profile import Profile, load_profile
 from ..cost_models.step import CostModel
 from ..cost_models.timeline import simulate
@@ -152,15 +151,9 @@ def _memory(model: CostModel, found: Detail) -> Memory:
         capacity_gib=model.problem.cluster.accelerator.memory_bytes.value / GIB,
         usable_gib=usable / GIB,
         peak_gib=peak,
-        verdict=_verdict(peak, free),
+        verdict=verdict(peak, free, UNSURE),
         stages=stages,
     )
-
-
-def _verdict(peak_gib: float, free_gib: float) -> Literal["fits", "unsure", "oom"]:
-    if abs(peak_gib / free_gib - 1.0) <= UNSURE:
-        return "unsure"
-    return "fits" if peak_gib < free_gib else "oom"
 
 
 def _certificate(found: Found, words: str) -> Certificate:

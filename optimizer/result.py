@@ -8,22 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..search_spaces.layout import Layout, Problem
 
-BREAKDOWN_TERMS = (
-    "forward",
-    "backward",
-    "recompute",
-    "tp",
-    "cp",
-    "ep",
-    "pp",
-    "dp",
-    "bubble",
-    "optimizer",
-    "offload",
-    "host",
-)
-MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "transient", "communicators")
-
 
 class Result(BaseModel):
     """Base of every output record."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paraplan.cost_models.details import detail
+from paraplan.cost_models.memory import verdict
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.run_exclusions import EXCLUSIONS
 from paraplan.cost_models.run_layouts import Job, job_of
@@ -19,7 +20,7 @@ from paraplan.cost_models.run_splits import even_counts, split_of
 from paraplan.cost_models.run_statistics import average_ranks, errors, regret, spearman
 from paraplan.cost_models.runs import VOCABULARY, Run, Unpriceable, meaning, read_runs
 from paraplan.cost_models.step import CostModel
-from paraplan.cost_models.validation import Validation, memory_verdict, validate
+from paraplan.cost_models.validation import UNSURE, Validation, validate
 from paraplan.optimizer import InputError
 from paraplan.optimizer.cli import main
 from paraplan.search_spaces.inputs import catalog_names, load_model
@@ -289,7 +290,7 @@ def test_errors_and_bias() -> None:
 
 
 def test_near_the_limit_nobody_knows() -> None:
-    assert [memory_verdict(peak, 100.0) for peak in (80.0, 90.0, 110.0, 120.0)] == ["fits", "unsure", "unsure", "oom"]
+    assert [verdict(peak, 100.0, UNSURE) for peak in (80.0, 90.0, 110.0, 120.0)] == ["fits", "unsure", "unsure", "oom"]
 
 
 # --- the command ---------------------------------------------------------------------------------------------------------------
