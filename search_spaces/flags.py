@@ -13,6 +13,7 @@ from .layout import CP_TYPES, RANK_ORDERS, SCHEDULES, Recompute, offload_text, p
 INTEGER_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp", "micro_batch", "num_microbatches")
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
 MAX_DIGITS = 9
+MOST_NESTED = 50
 
 Values = str | int | bool | Sequence[str | int | bool]
 
@@ -73,14 +74,46 @@ class Comparison:
         return f"{'*'.join(map(str, self.left))}{self.op}{'*'.join(map(str, self.right))}"
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Clauses joined by "and" or "or"."""
+
+    word: str
+    parts: tuple[Clause, ...]
+
+    @property
+    def negated(self) -> Joined:
+        return Joined("or" if self.word == "and" else "and", tuple(part.negated for part in self.parts))
+
+    def __str__(self) -> str:
+        return f" {self.word} ".join(f"({part})" if isinstance(part, Joined) else str(part) for part in self.parts)
+
+
+Clause = Comparison | Joined
+
+
+def parse_clause(text: str, flag: str = "forbid") -> Clause:
+    """Reads comparisons joined by "and", "or" and "not", with brackets: "pp == 8 or (vpp == 1 and tp*cp <= 64)".
+
+    "and" binds tighter than "or". InputError says what would be right; nothing is ever evaluated.
+    """
+    words = [word.strip() for word in re.split(r"(\(|\)|\band\b|\bor\b|\bnot\b)", text) if word.strip()]
+    if words.count("(") + words.count("not") > MOST_NESTED:
+        raise InputError(f"{flag}: a rule may have {MOST_NESTED} brackets and negations; split it into several")
+    clause, rest = _either(words, text, flag)
+    if rest:
+        raise InputError(f"{flag}: {rest[0]!r} in {text!r} follows nothing that it could belong to")
+    return clause
+
+
 def parse_forbid(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Comparisons that no layout may satisfy, in normal form: "pp > 16, tp*cp>64" as ("pp>16", "tp*cp>64")."""
-    return tuple(dict.fromkeys(str(Comparison.parse(text)) for text in _split(given)))
+    """Clauses that no layout may satisfy, in normal form: "pp > 16, tp*cp>64 and vpp>1" as ("pp>16", "tp*cp>64 and vpp>1")."""
+    return tuple(dict.fromkeys(str(parse_clause(text)) for text in _split(given)))
 
 
 def parse_constraint(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Comparisons that every layout must satisfy, as what they forbid: "tp*cp <= 64" as ("tp*cp>64",)."""
-    return tuple(dict.fromkeys(str(Comparison.parse(text, "constraint").negated) for text in _split(given)))
+    """Clauses that every layout must satisfy, as what they forbid: "tp*cp <= 64" as ("tp*cp>64",)."""
+    return tuple(dict.fromkeys(str(parse_clause(text, "constraint").negated) for text in _split(given)))
 
 
 def parse_inside(given: str | Iterable[str] | Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -107,6 +140,32 @@ def refuse_unsupported(names: Iterable[str], where: str) -> None:
         refusal = unsupported(name)
         if refusal:
             raise InputError(f"{where}: {name} asks for {refusal}, which paraplan does not price; leave it out")
+
+
+def _either(words: list[str], text: str, flag: str) -> tuple[Clause, list[str]]:
+    """The clause at the front of some words, and the words after it."""
+    return _chain("or", lambda left: _chain("and", lambda inner: _unit(inner, text, flag), left), words)
+
+
+def _chain(word: str, read: Callable[[list[str]], tuple[Clause, list[str]]], words: list[str]) -> tuple[Clause, list[str]]:
+    part, words = read(words)
+    parts = [part]
+    while words[:1] == [word]:
+        part, words = read(words[1:])
+        parts.append(part)
+    return (parts[0] if len(parts) == 1 else Joined(word, tuple(parts))), words
+
+
+def _unit(words: list[str], text: str, flag: str) -> tuple[Clause, list[str]]:
+    if words[:1] == ["not"]:
+        clause, rest = _unit(words[1:], text, flag)
+        return clause.negated, rest
+    if words[:1] == ["("]:
+        clause, rest = _either(words[1:], text, flag)
+        if rest[:1] != [")"]:
+            raise InputError(f"{flag}: {text!r} has a bracket that is not closed")
+        return clause, rest[1:]
+    return Comparison.parse(words[0] if words and words[0] not in (")", "and", "or") else text, flag), words[1:]
 
 
 def _pairs(text: str) -> list[tuple[str, list[str]]]:

@@ -20,7 +20,7 @@ from .conditions import (
 )
 from .errors import InputError
 from .expressions import Expression, product
-from .flags import INTEGER_COLUMNS, Comparison, parse_fix, parse_inside
+from .flags import INTEGER_COLUMNS, Clause, Comparison, Joined, parse_clause, parse_fix, parse_inside
 from .layout import (
     CP_TYPES,
     RANK_ORDERS,
@@ -82,7 +82,7 @@ def user_rules(problem: Problem) -> Iterable[Rule]:
     for column, values in parse_fix(workload.fix).items():
         yield Rule(f"fix {column}", f"{column} is fixed to {' or '.join(values)}", "workload.fix", "user", _fixed(column, values))
     for text in workload.forbid:
-        condition = Not(_comparison(Comparison.parse(text)))
+        condition = Not(_clause(parse_clause(text)))
         yield Rule(f"forbid {text}", f"{text} is forbidden", "workload.forbid", "user", condition)
     for word, dimensions in parse_inside(workload.inside).items():
         level = _level(problem, word)
@@ -131,6 +131,13 @@ _COMPOSITES: dict[str, Callable[[str], Condition]] = {
     "recompute": _recompute,
     "offload": _offload,
 }
+
+
+def _clause(clause: Clause) -> Condition:
+    if isinstance(clause, Joined):
+        join = all_of if clause.word == "and" else any_of
+        return join(*(_clause(part) for part in clause.parts))
+    return _comparison(clause)
 
 
 def _comparison(comparison: Comparison) -> Condition:

@@ -133,6 +133,10 @@ def test_values_that_clash_across_kinds_of_columns_leave_nothing() -> None:
         ({"forbid": "tp>2"}, lambda x: x.tp > 2),
         ({"forbid": "micro_batch*dp>8"}, lambda x: x.micro_batch * x.dp > 8),
         ({"forbid": "recompute==full"}, lambda x: x.recompute == "full"),
+        (
+            {"constraint": "pp == 2 or micro_batch == 1 and optimizer_sharding != none"},
+            lambda x: x.pp != 2 and (x.micro_batch > 1 or x.optimizer_sharding == "none"),
+        ),
         ({"constraint": "tp*cp<=4"}, lambda x: x.tp * x.cp > 4),
         ({"constraint": "optimizer_sharding==zero1"}, lambda x: x.optimizer_sharding != "zero1"),
     ],

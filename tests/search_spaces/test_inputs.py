@@ -356,10 +356,35 @@ def test_forbid_and_constraint_are_each_others_opposite() -> None:
     assert parse_constraint("tp*cp <= 64") == ("tp*cp>64",)
     assert parse_forbid(["recompute=full"]) == ("recompute==full",)
     assert parse_constraint("dp == 4*ep") == ("dp!=4*ep",)
+    assert parse_forbid("pp>8 and (vpp>1 or recompute==full)") == ("pp>8 and (vpp>1 or recompute==full)",)
+    assert parse_constraint("pp == 8 or vpp == 1") == ("pp!=8 and vpp!=1",)
+    assert parse_constraint("not (pp>8 and vpp>1)") == ("pp>8 and vpp>1",)
+    assert parse_constraint("pp>8 or vpp>2 and tp>1") == ("pp<=8 and (vpp<=2 or tp<=1)",)
 
 
 @pytest.mark.parametrize(
-    "text", ["pp", "pp>", ">16", "pp>>16", "1<pp<8", "pq>1", "pp>x y", "pp>1e3", "recompute>full", "pp>-1", "import os>1"]
+    "text",
+    [
+        "pp",
+        "pp>",
+        ">16",
+        "pp>>16",
+        "1<pp<8",
+        "pq>1",
+        "pp>x y",
+        "pp>1e3",
+        "recompute>full",
+        "pp>-1",
+        "import os>1",
+        "(pp>1",
+        "pp>1)",
+        "pp>1 and",
+        "or pp>1",
+        "not",
+        "pp>1 tp>2",
+        "(pp>1)(tp>2)",
+        "()",
+    ],
 )
 def test_what_is_no_comparison(text: str) -> None:
     with pytest.raises(InputError, match="forbid"):
