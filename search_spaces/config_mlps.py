@@ -134,7 +134,7 @@ def mixtral_moe(f: Fields) -> MoeMlp:
 
 def gpt_oss_moe(f: Fields) -> MoeMlp:
     top_k = ("num_experts_per_tok", "experts_per_token")
-    return mixture(f, "num_local_experts", "intermediate_size", top_k, bias=True, router_linear_bias=True)
+    return mixture(f, "num_local_experts", "intermediate_size", top_k, bias=True, clamped=True, router_linear_bias=True)
 
 
 def llama4_moe(f: Fields) -> MoeMlp:

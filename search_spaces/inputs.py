@@ -151,7 +151,7 @@ def build_problem(
         "fix": {"etp": ("1",), **fixed} if moe else fixed,
         "forbid": tuple(dict.fromkeys((*parse_forbid(forbid), *parse_constraint(constraint)))),
         "inside": _known_levels(machine, parse_inside(inside)),
-        "memory_margin": None if memory_margin is None else {"fraction": memory_margin},
+        "memory_margin": None if memory_margin is None else {"fraction": memory_margin, "evaluated": memory_margin},
         "expert_imbalance": expert_imbalance,
         "vocab_size": vocab_size,
     }
@@ -285,10 +285,15 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
         f"all parameters trained, sequences of {workload.seq_len} tokens not packed"
     )
     yield f"{workload.memory_margin.fraction:.0%} of the memory left after the context is kept free"
-    figures = [*_figures(cluster, workload), *_stack_figures(stack.on(cluster.accelerator.name))]
+    figures = list(_figures(cluster, workload))
     announced = [where for where, figure in figures if figure.grade == "announced"]
     if announced:
         yield f"{cluster.name} is announced hardware, not measured: {', '.join(announced)}"
+    yield from assumed(figures)
+
+
+def assumed(figures: Iterable[tuple[str, Figure]]) -> Iterable[str]:
+    """Named figures that nobody measured or published, in words."""
     for where, figure in figures:
         if figure.grade == "assumed":
             yield f"{where} = {figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g}): {figure.source}"
@@ -310,8 +315,3 @@ def _figures(cluster: ClusterSpec, workload: Workload) -> Iterable[tuple[str, Fi
     if workload.fix.get("offload") != ("none",):
         yield f"{cluster.name} host_link bandwidth_bytes_per_s", cluster.host_link.bandwidth_bytes_per_s
         yield f"{cluster.name} host_link memory_bytes_per_device", cluster.host_link.memory_bytes_per_device
-
-
-def _stack_figures(stack: Stack) -> Iterable[tuple[str, Figure]]:
-    for name in ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s"):
-        yield f"{stack.name} {name}", getattr(stack, name)

@@ -144,6 +144,7 @@ class MoeMlp(Frozen):
     width: Count  # of one routed expert
     gated: bool = True
     bias: bool = False
+    clamped: bool = False  # inputs of the activation are clamped (gpt-oss)
     shared_width: CountOrZero = 0  # all shared experts together; 0: none
     shared_gate: bool = False  # a sigmoid gate of hidden_size weights (Qwen2-MoE, Qwen3-Next)
     latent_size: Count | None = None  # routed experts work in this width instead of hidden_size (Nemotron-3 Super)

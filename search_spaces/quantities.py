@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from .cluster import ClusterSpec
 from .expressions import Column, Expression, Quotient, Words, common_factor, evaluate, names_in, product
 from .layout import (
     ALL_LAYERS,
@@ -42,9 +43,12 @@ DERIVED: dict[str, Expression] = {
 
 def usable_bytes(problem: Problem) -> float:
     """Device memory that a layout may fill, in whole MiB: capacity − context − margin."""
-    cluster = problem.cluster
-    free = cluster.accelerator.memory_bytes.value - cluster.context_bytes.value
-    return math.floor(free * (1.0 - problem.workload.memory_margin.fraction) / MIB) * float(MIB)
+    return math.floor(free_bytes(problem.cluster) * (1.0 - problem.workload.memory_margin.fraction) / MIB) * float(MIB)
+
+
+def free_bytes(cluster: ClusterSpec) -> float:
+    """Device memory that the driver's and the framework's context leaves."""
+    return cluster.accelerator.memory_bytes.value - cluster.context_bytes.value
 
 
 def whole_mib(peak_bytes: Floats | float) -> Ints:

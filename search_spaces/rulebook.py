@@ -534,6 +534,13 @@ RULES: tuple[Rule, ...] = (
         MINDSPEED,
         implies(more_than("optimizer_offload_per_mille", 0), more_than("sharding", 0)),
     ),
+    Rule(
+        "C111",
+        "the optimizer on the host is precision-aware, which only the distributed optimizer is",
+        "Megatron-LM megatron/training/arguments.py: optimizer_cpu_offload, use_precision_aware_optimizer",
+        MCORE,
+        implies(more_than("optimizer_offload_per_mille", 0), more_than("sharding", 0)),
+    ),
     # Precision
     Rule(
         "C120a",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
@@ -20,10 +20,22 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], Field(min_length=1)]
 WHOLE = Figure(value=1.0, source="the profile's own rate: nothing is known to take from it", grade="official")
 NOTHING = Figure(value=0.0, source="not known apart from the layer's host floor", grade="official")
-SHARES = ("efficiency", "attention_efficiency", "elementwise_efficiency", "scale_out_efficiency")
+RESERVED = Figure(
+    value=1.05,
+    low=1.03,
+    high=1.07,
+    source="torch max_memory_reserved over max_memory_allocated in SimuMax's published B200 runs of Megatron-LM",
+    grade="measured",
+)
+FREE = Figure(value=0.0, source="a network without congestion: collectives of many devices are as fast as of few", grade="official")
+UNCONGESTED = 64.0
+"""Devices of a job at which a scale-out efficiency is stated: about as many as hang on one set of leaf switches."""
+SHARES = ("efficiency", "attention_efficiency", "elementwise_efficiency", "scale_up_efficiency", "scale_out_efficiency")
 """Parameters that divide a time: they must be above 0."""
 FLOORS = ("host_floor_dense_s", "host_floor_moe_s", "host_floor_per_collective_s", "host_floor_pipeline_s")
-CALIBRATED = (*SHARES, *FLOORS, "step_overhead_s")
+GRAPH_MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+"""What Megatron's cuda_graph_scope can capture of a layer, besides the whole iteration."""
+CALIBRATED = (*SHARES, "scale_out_congestion", *FLOORS, "step_overhead_s")
 """What a stack's own measured runs can tell, and what may differ from accelerator to accelerator."""
 
 
@@ -31,6 +43,7 @@ class Overlap(Frozen):
     """Share of each kind of traffic that the stack can hide behind compute running at the same time (0 none, 1 all)."""
 
     tp: Fraction = 0.0
+    tp_wgrad: Fraction = 0.0  # of the input gradient's reduction, behind the same linear's weight gradient
     cp: Fraction = 0.0
     ep: Fraction = 0.0
     pp_interleaved: Fraction = 0.0  # p2p of the interleaved schedule; plain 1F1B exposes it
@@ -40,6 +53,28 @@ class Overlap(Frozen):
     offload: Fraction = 0.0
 
 
+class Footprint(Frozen):
+    """What an implementation holds in memory beyond fused kernels over sharded tensors, as its own code says (`source`).
+
+    Widths are per token on a rank; the defaults are those of Megatron-Core.
+    """
+
+    logit_bytes: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 10.0  # per logit at the loss: BF16, FP32 copy, its gradient
+    gathered_inputs: bool = False  # under SP a column-parallel GEMM keeps its gathered input, not the rank's share of it
+    separate_activation: bool = False  # a gated MLP keeps act(gate) beside gate, up and their product
+    copied_attention: bool = False  # attention's output is copied into the order that its projection reads, and both stay
+    norm_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element of a norm, beside its input and output
+    replicated_embedding: bool = False  # TP leaves the embedding whole
+    compute_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per weight, beside the accumulation
+    unsharded_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # FSDP, of whole gradients between
+    # micro-batches where it reduces only after the last one; 0: each micro-batch reduces
+    root_unit: bool = False  # FSDP keeps embedding and head in one unit that stays gathered
+    root_resharded: bool = False  # but not from the head's forward to its backward, where the loss is
+    gathered_stages: bool = False  # FSDP leaves the weights of a pipeline's stages gathered between micro-batches
+    gradient_buffers: bool = False  # autograd gets a BF16 stand-in for each shape of weight whose gradient a GEMM accumulates
+    source: str = ""
+
+
 class Stack(Frozen):
     """One training framework at one version, as it is usually run."""
 
@@ -47,12 +82,22 @@ class Stack(Frozen):
     framework: Framework
     version: str
     attention_kernel: Literal["flash", "unfused"] = "flash"
-    fused_kernels: bool = True  # norms, activations, rotary embedding and cross entropy each in one kernel
+    eager_kernels: tuple[Literal["norm", "activation", "rotary", "loss"], ...] = ()  # chains of kernels; the others are one each
+    fused_gate: bool = True  # gate and up projection of a gated MLP are one GEMM; apart, each sends its input's gradient
+    fused_accumulation: bool = True  # GEMMs add to the gradient buffer; else every micro-batch passes over it once more
+    gathered_logits: bool = False  # every TP rank holds all logits and computes the whole loss
+    scattered_p2p: bool = False  # without SP, TP ranks send a share of the activation each to the next stage, which gathers them
+    zero1_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"  # of gradients, once per step
+    rails: Literal["all", "one"] = "all"  # adapters of a server that a group's collective uses: all of its ranks', or one
     overlap: Overlap = Overlap()
     cuda_graphs: bool = False
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    expert_gemms: Literal["grouped", "one by one"] = "grouped"  # in one kernel, or a kernel for each expert
     gradient_bytes: Literal[2, 4] = 4  # of the accumulation buffer
+    reduced_gradient_bytes: Literal[2, 4] | None = None  # of what data parallelism sends, where it is another width
     optimizer_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0  # fp32 main weight and two Adam moments
+    footprint: Footprint = Footprint()
+    reserved_over_allocated: Figure = RESERVED  # what a caching allocator takes from the device for what it has handed out
     schedules: Words = ("1f1b", "interleaved")
     cp_types: Words = ("p2p",)
     optimizer_shardings: Words = ("none", "zero1")  # "hsdp" offers every hsdp:K
@@ -70,23 +115,46 @@ class Stack(Frozen):
     host_floor_moe_s: Figure
     attention_efficiency: Figure = WHOLE  # share of the profile's attention rate that the stack's kernel reaches
     elementwise_efficiency: Figure = WHOLE  # share of the profile's memory rate that its elementwise kernels reach
-    scale_out_efficiency: Figure = WHOLE  # share of the profile's scale-out rates that its collectives reach
+    host_floor_casts: Figure = WHOLE  # a MoE layer's floor under FP8 and FP4 over that in BF16: casts, scales and transposes
+    host_floor_per_expert_s: Figure = NOTHING  # host time that each expert of the device adds: its GEMMs are launched one by one
+    host_wait_moe_s: Figure = NOTHING  # idle device time per MoE layer, forward: the host reads token counts before it launches on
+    graph_modules: tuple[str, ...] = ()  # parts of a layer that are replayed from CUDA graphs (GRAPH_MODULES)
+    graph_shares: Mapping[str, Figure] = {}  # share of a MoE layer's floor that a module's graph saves
+    scale_up_efficiency: Figure = WHOLE  # share of the profile's rates inside a supernode that its collectives reach
+    scale_out_efficiency: Figure = WHOLE  # share of the profile's scale-out rates that its collectives reach, on 64 devices
+    scale_out_congestion: Figure = FREE  # power by which that share falls with the number of devices
     host_floor_per_collective_s: Figure = NOTHING  # host time that each TP collective adds to a layer's floor
     host_floor_pipeline_s: Figure = NOTHING  # host time that a pipeline engine adds per layer, pass and TP rank
     step_overhead_s: Figure  # per step: data, logging, host synchronisation
     precisions: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("bf16", "fp16")
     note: str = ""
     source: str = ""
-    by_accelerator: dict[str, dict[str, Figure]] = {}  # figures of CALIBRATED that differ on an accelerator
-
-    def on(self, accelerator: str) -> Stack:
-        """The stack as it runs on the accelerator of this name; another grade of it keeps the stack's own figures."""
-        return self.with_figures(self.by_accelerator.get(accelerator, {}))
 
     def with_figures(self, figures: Mapping[str, Figure]) -> Stack:
         """The stack with some figures replaced. Under CUDA graphs the host launches no layer, whatever the floors are elsewhere."""
         kept = {name: figure for name, figure in figures.items() if not (self.cuda_graphs and name in FLOORS)}
-        return self.model_copy(update={**kept, "by_accelerator": {}})
+        return self.model_copy(update=kept)
+
+    @property
+    def launched_moe_share(self) -> float:
+        """Share of a MoE layer's host floor that is left beside the modules replayed from graphs."""
+        saved = sum(self.graph_shares[name].value for name in self.graph_modules if name in self.graph_shares)
+        return max(1.0 - saved, 0.0)
+
+    @property
+    def sent_gradient_bytes(self) -> float:
+        """Bytes per gradient that data parallelism reduces."""
+        return float(self.reduced_gradient_bytes or self.gradient_bytes)
+
+    @property
+    def fused_kernels(self) -> bool:
+        """Whether norms, activations, rotary embedding and cross entropy are each one kernel."""
+        return not self.eager_kernels
+
+    def scale_out_share(self, devices: int) -> float:
+        """Share of the scale-out rates that collectives of a job reach: it falls with its size, as flows of many meet on links."""
+        share: float = self.scale_out_efficiency.value * (UNCONGESTED / devices) ** self.scale_out_congestion.value
+        return share
 
     def cuts_freely(self, vpp: int) -> bool:
         """Whether it can be told any contiguous split into stages of vpp chunks."""
@@ -108,19 +176,20 @@ class Stack(Frozen):
                 raise ValueError(f"{value!r} is not one of {', '.join(known)}")
         return values
 
+    @field_validator("graph_modules", "graph_shares")
+    @classmethod
+    def _known_modules(cls, values: Iterable[str]) -> Iterable[str]:
+        for value in values:
+            if value not in GRAPH_MODULES:
+                raise ValueError(f"{value!r} is not one of {', '.join(GRAPH_MODULES)}")
+        return values
+
     @field_validator(*SHARES)
     @classmethod
     def _some_efficiency(cls, figure: Figure) -> Figure:
         if figure.value <= 0:
             raise ValueError("must be greater than 0: it divides every kernel's time")
         return figure
-
-    @field_validator("by_accelerator")
-    @classmethod
-    def _known_figures(cls, accelerators: dict[str, dict[str, Figure]]) -> dict[str, dict[str, Figure]]:
-        for accelerator, figures in accelerators.items():
-            check_figures(accelerator, figures)
-        return accelerators
 
 
 def check_figures(accelerator: str, figures: Mapping[str, Figure]) -> None:

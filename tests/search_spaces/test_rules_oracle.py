@@ -395,7 +395,8 @@ def test_shardings_and_stacks() -> None:
     assert broken(megatron, cp=4, cp_type="a2a+p2p") == {"stack cp_type"}
     assert not broken(megatron, cp=1, cp_type="a2a+p2p")  # of no meaning without CP
     assert broken(on(dense(), 8, "nanotron", 8), offload="optimizer:1") == {"P002"}
-    assert not broken(megatron, offload="optimizer:1")
+    assert not broken(megatron, offload="optimizer:1", optimizer_sharding="zero1")
+    assert broken(megatron, offload="optimizer:1", optimizer_sharding="none") == {"C111"}
 
 
 # Placement
