@@ -29,7 +29,7 @@ class Kernels:
         if op.kind == "attention":
             return self._attention_s(op, 1.0, backward=False)
         if op.kind == "memory":
-            return self._memory_s(op.forward_bytes + op.zeros, self.stack.elementwise_efficiency.value)
+            return self.elementwise_s(op.forward_bytes + op.zeros)
         return self._gemm_s(op, op.m, op.n, op.k)
 
     def backward_s(self, op: Operator) -> Floats:
@@ -37,14 +37,24 @@ class Kernels:
         if op.kind == "attention":
             return self._attention_s(op, FLASH_BACKWARD if self.stack.attention_kernel == "flash" else 2.0, backward=True)
         if op.kind == "memory":
-            return self._memory_s(op.backward_bytes + op.zeros, self.stack.elementwise_efficiency.value)
-        return self._gemm_s(op, op.m, op.k, op.n) + self._gemm_s(op, op.n, op.k, op.m)
+            return self.elementwise_s(op.backward_bytes + op.zeros)
+        return self._gemm_s(op, op.m, op.k, op.n) + self.wgrad_s(op)
+
+    def wgrad_s(self, op: Operator) -> Floats:
+        """Seconds of the weight gradient of a GEMM, (n,)."""
+        return self._gemm_s(op, op.n, op.k, op.m)
+
+    def elementwise_s(self, moved: Floats) -> Floats:
+        """Seconds of kernels that only move `moved` bytes through memory, (n,)."""
+        return self._memory_s(moved, self.stack.elementwise_efficiency.value)
 
     def _gemm_s(self, op: Operator, m: Floats | float, n: Floats | float, k: Floats | float) -> Floats:
         precision = "bf16" if op.high_precision and self.precision in ("fp8", "fp4") else self.precision
         curve, peak = self.profile.gemm_curve(precision), self.peak(precision)
-        if op.kind == "grouped_gemm":
+        if op.kind == "grouped_gemm":  # one by one, each expert's kernel has a launch, a ramp and a tail of its own
             time_s = grouped_gemm_s(curve, self.profile.grouped_gemm, peak, m, n, k, op.groups)
+            if self.stack.expert_gemms == "one by one":
+                time_s = time_s + (op.groups - 1.0) * curve.launch_s.value
         else:
             time_s = gemm_s(curve, peak, m, n, k)
         moved = BF16 * op.groups * (m * k + k * n + m * n)

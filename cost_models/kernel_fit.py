@@ -89,6 +89,8 @@ DEVICES = {
 }
 NIC_BYTES_PER_S = 50e9  # of the hosts that the multi-node MoE rows were measured on
 RACKS = ("gb200", "gb300")
+WIDE_LINKS = ("b200_sxm", "b300_sxm")
+"""Servers whose NVLink the table's DeepEP fills by less than half, on 20 SMs: their profiles hold documented rates of HybridEP."""
 NVLINK_KERNEL = "trtllm-NVLinkTwoSided"
 BF16_BYTES = 2.0
 FP8_SCALED_BYTES = 1 + 4 / 128  # one FP32 scale for 128 values
@@ -309,7 +311,7 @@ def _moe(tables: Mapping[str, Rows], device: Device) -> Iterable[tuple[str, str,
         value_bytes = FP8_SCALED_BYTES if phase == "dispatch" else BF16_BYTES
         chosen = [r for r in deep_ep if r["phase"] == phase]
         # trays of NVL72 racks hold 4 devices and the table does not say how many took part: the NVLink rows serve instead
-        server = [r for r in chosen if r["nodes"] == "1"] if device.system not in RACKS else []
+        server = [r for r in chosen if r["nodes"] == "1"] if device.system not in (*RACKS, *WIDE_LINKS) else []
         if server:
             source = f"fit: {device.system} DeepEP normal {phase}, one server of 8, {TABLE}"
             eight = np.full(len(server), 8.0)

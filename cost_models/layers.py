@@ -45,6 +45,9 @@ COMPUTE, TP, CP, EP, DP, HOST = range(len(COMPONENTS))
 _COMPONENT_OF = {"tp": TP, "cp": CP, "ep": EP, "etp": EP}
 ZERO2, ZERO3, HSDP = (SHARDINGS.index(name) for name in ("zero2", "zero3", "hsdp"))
 FP8_BYTES = 1.0
+PERMUTED_AROUND_COLLECTIVE, PERMUTED_AROUND_KERNEL = 4.0, 2.0
+"""Passes over the routed tokens that put them in order: before an all-to-all by rank and after it by expert, each read and written;
+a fused dispatch takes tokens as they lie, and only what it delivers is spread to its experts."""
 PIECE_COLUMNS = (
     "tp",
     "cp",
@@ -85,6 +88,7 @@ class Pieces:
     logits_bytes: Floats
     dispatch_bytes: Floats
     largest_saved_bytes: Floats  # of one operator: its gradient is as large
+    gradient_buffer_bytes: Floats  # stand-ins for the gradients of the layers' weights, one for each shape
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,8 +131,13 @@ class LayerModel:
             seq_len=float(workload.seq_len),
             linear_bytes=FP8_BYTES if fp8 else BF16,
             flash=stack.attention_kernel == "flash",
-            fused=stack.fused_kernels,
+            eager=frozenset(stack.eager_kernels),
+            fused_gate=stack.fused_gate,
+            gathered_logits=stack.gathered_logits,
             imbalance=workload.expert_imbalance,
+            permuted_copies=PERMUTED_AROUND_KERNEL if stack.moe_dispatcher == "flex" else PERMUTED_AROUND_COLLECTIVE,
+            footprint=stack.footprint,
+            fused_experts=stack.cuda_graphs,
         )
 
     def vocab_size(self, tp: Floats | Ints) -> Floats:
@@ -142,11 +151,9 @@ class LayerModel:
         crossings = {d: self.network.crossing(groups(table, d)) for d in ("tp", "cp", "ep", "etp")}
         priced: dict[str, Piece] = {}
         for name in dict.fromkeys(self.blocks):
-            moe = self._is_moe(name)
-            floor = self.problem.stack.host_floor_moe_s if moe else self.problem.stack.host_floor_dense_s
-            priced[name] = self._piece(name, table, f, crossings, self._floors(name, table, f, floor.value))
+            priced[name] = self._piece(name, table, f, crossings, self._floors(name, table, f))
         for name in ("embedding", "head"):
-            priced[name] = self._piece(name, table, f, crossings, (f.zeros, f.zeros))
+            priced[name] = self._piece(name, table, f, crossings, (f.zeros, f.zeros, f.zeros))
         moe_kinds = [kind for kind in self.model.kinds if isinstance(self.model.kinds[kind].mlp, MoeMlp)]
         buffers = [dispatch_buffer_bytes(self.model, kind, f) for kind in moe_kinds]
         return Pieces(
@@ -156,7 +163,19 @@ class LayerModel:
             logits_bytes(f, self.vocab_size(f.tp), self.heads),
             np.max(buffers, axis=0) if buffers else f.zeros,
             np.max([op.saved_bytes + f.zeros for name in set(self.blocks) for op in self.operators(name, f)], axis=0),
+            self._gradient_buffer_bytes(table),
         )
+
+    def _gradient_buffer_bytes(self, table: LayoutTable) -> Floats:
+        """BF16 bytes of one weight of every shape that the layers hold, (n,): experts share theirs."""
+        found: dict[tuple[str, int], Floats] = {}
+        for name in dict.fromkeys(self.blocks) if self.problem.stack.footprint.gradient_buffers else ():
+            kind = self.model.kinds[self.model.mtp.kind if name == "mtp" and self.model.mtp else name]
+            for tensor in self.tensors(name):
+                experts = kind.mlp.experts if isinstance(kind.mlp, MoeMlp) and tensor.sharding.startswith("expert") else 1
+                held = tensor.numel_per_rank(table.tp, table.ep, table.etp)
+                found[tensor.name, tensor.numel] = held if experts == 1 else held * table.ep / experts
+        return np.asarray(BF16 * sum(found.values(), np.zeros(len(table))))
 
     def operators(self, name: str, f: Factors) -> list[Operator]:
         """Operators of a piece by name."""
@@ -193,24 +212,39 @@ class LayerModel:
                 found.append(Sent(message.dimension, level_bytes, *times, op.modules))
         return found
 
-    def _is_moe(self, name: str) -> bool:
+    def _moe_mlp(self, name: str) -> MoeMlp | None:
         kind = self.model.mtp.kind if name == "mtp" and self.model.mtp else name
-        return isinstance(self.model.kinds[kind].mlp, MoeMlp)
+        mlp = self.model.kinds[kind].mlp
+        return mlp if isinstance(mlp, MoeMlp) else None
 
-    def _floors(self, name: str, table: LayoutTable, f: Factors, floor_s: float) -> tuple[Floats, Floats]:
-        """Host time of a layer's forward and backward pass, (n,) each: its launches, TP collectives, and the pipeline engine's."""
-        stack = self.problem.stack
+    def _floors(self, name: str, table: LayoutTable, f: Factors) -> tuple[Floats, Floats, Floats]:
+        """Host time of a layer's forward and backward pass, and how long the device waits for the host in forward, (n,) each.
+
+        Its launches, those of each expert on the device, TP collectives, and the pipeline engine's. Tokens per expert are read
+        by the host before it launches the experts: it has no work queued then, so the device waits however long its kernels take.
+        """
+        stack, mlp = self.problem.stack, self._moe_mlp(name)
+        wait = f.zeros
+        if mlp is None:
+            floor_s = stack.host_floor_dense_s.value + f.zeros
+        else:
+            casts = stack.host_floor_casts.value if self.problem.workload.precision in ("fp8", "fp4") else 1.0
+            floor_s = stack.host_floor_moe_s.value * stack.launched_moe_share * casts + f.zeros
+            floor_s = floor_s + stack.host_floor_per_expert_s.value * mlp.experts / f.ep
+            wait = stack.host_wait_moe_s.value + f.zeros
         each_s = stack.host_floor_per_collective_s.value
         engine_s = np.where(table.pp > 1, stack.host_floor_pipeline_s.value * f.tp, 0.0)
         forward, backward = floor_s + engine_s, floor_s + engine_s
-        if each_s:
+        if np.any(each_s):
             spoken = [m for op in self.operators(name, f) for m in op.messages if m.dimension == "tp" and not m.hidden]
             for message in spoken:
                 calls = np.where((f.tp > 1) & (message.bytes > 0), each_s, 0.0)
                 forward, backward = forward + calls * message.forward, backward + calls * message.backward
-        return forward, backward
+        return forward, backward, wait
 
-    def _piece(self, name: str, table: LayoutTable, f: Factors, at: dict[str, Crossing], floors: tuple[Floats, Floats]) -> Piece:
+    def _piece(
+        self, name: str, table: LayoutTable, f: Factors, at: dict[str, Crossing], floors: tuple[Floats, Floats, Floats]
+    ) -> Piece:
         operators = self.operators(name, f)
         shape = (len(COMPONENTS), len(table))
         forward, backward, recompute = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -228,10 +262,12 @@ class LayerModel:
             saved = saved + op.saved_bytes
             kept = kept + np.where(repeated, 0.0, op.saved_bytes)
         dense, expert = self._weights(name, table)
+        backward[COMPUTE] += self._accumulation_s(dense + expert)
         self._gather(forward, backward, recompute, dense, expert, table)
-        for times, floor_s in zip((forward, backward), floors, strict=True):
-            times[HOST] = np.maximum(floor_s - times.sum(axis=0), 0.0)
-        recompute[HOST] = np.where(full, np.maximum(floors[0] - recompute.sum(axis=0), 0.0), 0.0)
+        forward_s, backward_s, wait_s = floors
+        forward[HOST] = np.maximum(forward_s - forward.sum(axis=0), wait_s)
+        backward[HOST] = np.maximum(backward_s - backward.sum(axis=0), 0.0)
+        recompute[HOST] = np.where(full, np.maximum(forward_s - recompute.sum(axis=0), wait_s), 0.0)
         return Piece(forward, backward, recompute, saved, kept, dense, expert)
 
     def _operator_s(self, op: Operator, at: dict[str, Crossing]) -> tuple[Floats, Floats]:
@@ -249,6 +285,8 @@ class LayerModel:
             for total, times in ((forward, message.forward), (backward, message.backward)):
                 whole_s = once_s * times
                 hidden = np.minimum(whole_s * share, total[COMPUTE]) if message.beside else whole_s * share
+                if message.beside_wgrad and overlap.tp_wgrad:  # Megatron's asynchronous reduction of the input's gradient
+                    hidden = np.maximum(hidden, np.minimum(whole_s * overlap.tp_wgrad, self.kernels.wgrad_s(op)))
                 total[component] += whole_s - hidden + hidden * self._slowdown
         return forward, backward
 
@@ -258,7 +296,7 @@ class LayerModel:
         if message.collective in ("dispatch", "combine"):
             dedup = self.problem.stack.moe_dispatcher == "flex"
             level_bytes = net.dispatch_bytes(at, message.bytes, message.top_k, message.limit, dedup, message.groups)
-            return level_bytes, net.exchange_s(at, level_bytes)
+            return level_bytes, net.exchange_s(at, level_bytes, f"moe_{message.collective}" if dedup else "all_to_all")
         if message.collective == "all_to_all":
             return net.all_to_all_bytes(at, message.bytes), net.all_to_all_s(at, message.bytes)
         if message.collective == "ring":
@@ -279,7 +317,19 @@ class LayerModel:
         if name in ("embedding", "head"):  # rows of padding included
             padded = self.vocab_size(table.tp) / self.model.vocab_size
             totals[False] = totals[False] * padded
+        if name == "embedding" and self.problem.stack.footprint.replicated_embedding:
+            totals[False] = totals[False] * table.tp
         return totals[False], totals[True]
+
+    def _accumulation_s(self, weights: Floats) -> Floats:
+        """Seconds to add one micro-batch's weight gradients to their buffer, (n,), where GEMMs do not do it themselves.
+
+        The gradient is read, the buffer read and written.
+        """
+        stack = self.problem.stack
+        if stack.fused_accumulation:
+            return np.zeros_like(weights)
+        return self.kernels.elementwise_s((BF16 + 2.0 * stack.gradient_bytes) * weights)
 
     def _gather(
         self, forward: Floats, backward: Floats, recompute: Floats, dense: Floats, expert: Floats, table: LayoutTable
@@ -296,7 +346,7 @@ class LayerModel:
         for parameters, group in ((dense, shard_group(table)), (expert, groups(table, "edp"))):
             at = self.network.crossing(group)
             gather_s = self.network.all_gather_s(at, BF16 * parameters)
-            scatter_s = self.network.reduce_scatter_s(at, float(self.problem.stack.gradient_bytes) * parameters)
+            scatter_s = self.network.reduce_scatter_s(at, self.problem.stack.sent_gradient_bytes * parameters)
             gathers = table.sharding >= ZERO3
             forward[DP] += np.where(gathers, _exposed(gather_s, share, forward[COMPUTE]), 0.0)
             twice_s = np.where(gathers, gather_s, 0.0) + np.where(sharded, scatter_s, 0.0)

@@ -106,18 +106,19 @@ class Prefix:
         ends = self.embedding.forward_s + self.embedding.backward_s + self.head.forward_s + self.head.backward_s
         return np.asarray(self.forward_s[:, -1] + self.backward_s[:, -1] + ends)
 
-    def total_s(self, pp: int) -> Floats:
-        """The same with what is recomputed on pp stages, (n,)."""
+    def total_s(self, pp: int | Ints) -> Floats:
+        """The same with what is recomputed on pp stages (one pp, or one per row), (n,)."""
         return np.asarray(self.work_s + self.nominal_recompute_s(pp, pp))
 
-    def nominal_recompute_s(self, pp: int, stages: int | Ints) -> Floats:
-        """Recompute seconds of the first `stages` of pp stages, at block depth K their mean: K blocks each; (n,) or (n, stages).
+    def nominal_recompute_s(self, pp: int | Ints, stages: int | Ints) -> Floats:
+        """Recompute seconds of the first `stages` of pp stages, at block depth K their mean: K blocks each; (n,), or
+        (n, stages) for several stages of one pp.
 
         The mean keeps fill and drain of a stage independent of how the stages before were cut; its own steady work is exact.
         """
         share = np.where(self.depth >= self.blocks, 1.0, np.minimum(self.depth * pp / self.blocks, 1.0))
         whole = share * self.recompute_s[:, -1] / pp
-        return np.asarray(whole * stages if np.ndim(stages) == 0 else whole[:, None] * stages)
+        return np.asarray(whole[:, None] * stages if np.ndim(stages) > np.ndim(pp) else whole * stages)
 
     def chunks(self, cuts: Cuts) -> Loads:
         """Loads of the chunks between `cuts` (n, chunks+1), (n, chunks)."""

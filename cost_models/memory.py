@@ -13,6 +13,9 @@ import numpy as np
 
 from ..search_spaces.groups import DIMENSIONS, groups
 from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SHARDINGS, Floats, LayoutTable, Problem
+from ..search_spaces.quantities import free_bytes
+from ..search_spaces.stack import Footprint
+from ..search_spaces.workload import MEMORY_BAND
 from .layers import Pieces, shard_group
 from .operators import BF16
 
@@ -37,47 +40,71 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
     """Bytes per parameter: 2 weight, gradient_bytes, optimizer_bytes of the stack, over the shards of each (arXiv 1910.02054, 3).
 
     Dense states are spread over dp·cp, expert states over edp; ZeRO-1 shards the states, ZeRO-2 gradients too, ZeRO-3 weights too.
+    Some stacks keep a gradient in the compute dtype beside the accumulated one; some FSDP ones accumulate whole gradients over
+    micro-batches, and leave a pipeline's weights gathered.
     """
     shards = (shard_group(table).size.astype(np.float64), table.edp.astype(np.float64))
     stage = np.minimum(table.sharding, ZERO3)
     gradient, states = float(problem.stack.gradient_bytes), problem.stack.optimizer_bytes
+    footprint = problem.stack.footprint
     resident = 1.0 - table.optimizer_offload
+    beside = np.where(stage >= ZERO2, 0.0, footprint.compute_gradient_bytes)
+    whole = (stage >= ZERO2) & (table.num_microbatches > 1) & (footprint.unsharded_gradient_bytes > 0)
+    gathered = np.where((stage >= ZERO3) & (table.pp > 1) & footprint.gathered_stages, BF16, 0.0)
 
     def over(count: Floats, from_stage: int, size: float) -> Floats:
         return np.where(stage >= from_stage, size / count, size)
 
+    def gradients(count: Floats) -> Floats:
+        return np.where(whole, footprint.unsharded_gradient_bytes, over(count, ZERO2, gradient) + beside)
+
     return StaticRates(
-        weights=(over(shards[0], ZERO3, BF16), over(shards[1], ZERO3, BF16)),
-        gradients=(over(shards[0], ZERO2, gradient), over(shards[1], ZERO2, gradient)),
+        weights=(over(shards[0], ZERO3, BF16) + gathered, over(shards[1], ZERO3, BF16) + gathered),
+        gradients=(gradients(shards[0]), gradients(shards[1])),
         optimizer=(over(shards[0], ZERO1, states) * resident, over(shards[1], ZERO1, states) * resident),
         host=(over(shards[0], ZERO1, states) * table.optimizer_offload, over(shards[1], ZERO1, states) * table.optimizer_offload),
     )
 
 
-def transient_bytes(pieces: Pieces, table: LayoutTable, last: bool) -> Floats:
-    """The largest short-lived block of a stage, (n,).
+def transient_bytes(pieces: Pieces, table: LayoutTable, footprint: Footprint, last: bool) -> Floats:
+    """The largest short-lived block of a stage, (n,), and what a stack keeps beside it whatever the stage holds.
 
     Backward holds the gradient of the layer's largest tensor and, under full recompute, the layer's own activations again; the
     last stage holds the logits instead if they are larger; a MoE layer holds its send and receive buffers. FSDP adds two gathered
-    units, one at work and one prefetched, and the whole gradient of one, which ZeRO-2 has too.
+    units, one at work and one prefetched, and the whole gradient of one, which ZeRO-2 has too. Where its root unit holds the
+    embedding and the head, it stays gathered and the layers' units come and go beside the rest.
     """
     layers = [pieces.pieces[name] for name in pieces.names]
     full = (table.recompute_mode == FULL_BLOCK) | (table.recompute_mode == FULL_UNIFORM)
     depth = np.where(table.recompute_mode == FULL_UNIFORM, table.recompute_layers, 1)
     again = np.max([piece.saved_bytes - piece.recomputed_bytes for piece in layers], axis=0)
     working = np.where(full, again * depth, again) + pieces.largest_saved_bytes + pieces.dispatch_bytes
-    if last:
-        working = np.maximum(working, pieces.logits_bytes)
-    units = [*layers, pieces.pieces["head"]] if last else layers
-    unit = BF16 * np.max([piece.dense_weights + piece.expert_weights for piece in units], axis=0)
-    return np.asarray(working + unit * np.where(table.sharding >= ZERO3, 3.0, np.where(table.sharding == ZERO2, 1.0, 0.0)))
+    head, embedding = (BF16 * pieces.pieces[name].dense_weights for name in ("head", "embedding"))
+    units = [BF16 * (piece.dense_weights + piece.expert_weights) for piece in layers]
+    gathered = np.where((table.pp > 1) & footprint.gathered_stages, 1.0, 3.0)
+    copies = np.where(table.sharding >= ZERO3, gathered, np.where(table.sharding == ZERO2, 1.0, 0.0))
+    if footprint.root_unit:
+        working = working + np.max(units, axis=0) * copies
+        root = np.where(table.sharding >= ZERO3, (np.where(table.pp == 1, embedding, 0.0) + head) if last else embedding, 0.0)
+        at_loss = pieces.logits_bytes + (0.0 if footprint.root_resharded else root)
+        held = np.maximum(working + root, at_loss) if last else working + root
+    else:
+        unit = np.max([*units, head] if last else units, axis=0)
+        held = (np.maximum(working, pieces.logits_bytes) if last else working) + unit * copies
+    buffers = pieces.gradient_buffer_bytes + (head if last and footprint.gradient_buffers else 0.0)
+    return np.asarray(held + buffers)
 
 
-def verdict(peak: float, limit: float, band: float) -> Literal["fits", "unsure", "oom"]:
-    """Whether a peak fits under a limit, both in one unit; within the relative `band` of the limit nobody knows."""
-    if abs(peak / limit - 1.0) <= band:
-        return "unsure"
-    return "fits" if peak < limit else "oom"
+def verdict(peak: float, free: float) -> Literal["fits", "unsure", "oom"]:
+    """Whether a peak fits into a device's free memory, both in one unit; within MEMORY_BAND of it nobody knows."""
+    if peak <= free * (1.0 - MEMORY_BAND):
+        return "fits"
+    return "oom" if peak > free * (1.0 + MEMORY_BAND) else "unsure"
+
+
+def runs_out(problem: Problem, peak_bytes: float) -> bool:
+    """The best guess whether a run with this peak runs out of memory: its allocator reserves more than it hands out."""
+    return peak_bytes * problem.stack.reserved_over_allocated.value > free_bytes(problem.cluster)
 
 
 def communicator_count(table: LayoutTable) -> Floats:

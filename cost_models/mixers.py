@@ -21,6 +21,9 @@ from .operation import (
     row_parallel,
 )
 
+EAGER_ROTARY = 5.0
+"""Reads and writes of rotary embedding as a chain of kernels, over those of one kernel: two products, half of the input negated and
+joined anew, a sum (PyTorch's rotate_half form)."""
 LINEAR_CHUNK = 64  # tokens that chunked linear-attention kernels work on at once (arXiv 2412.06464 section 3.3)
 
 
@@ -33,7 +36,7 @@ def mixer_operators(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Oper
     if isinstance(mixer, LatentAttention):
         return [norm_and_residual("input_norm", h, f, f.linear_bytes * t * h / f.sp), *_mla(mixer, h, f)]
     gather = column_parallel(f, BF16 * t * h)
-    norm = norm_and_residual("input_norm", h, f, f.linear_bytes * t * h / f.sp)
+    norm = norm_and_residual("input_norm", h, f, f.linear_bytes * t * h / f.input_sp)
     if isinstance(mixer, Attention):
         return [norm, *_attention(mixer, h, f, gather)]
     if isinstance(mixer, CompressedAttention):
@@ -167,7 +170,7 @@ def _output_projection(h: int, width: Floats, f: Factors) -> Operator:
 
 
 def _rotary(f: Factors, width: Floats, passes: int, saved: Floats | float = 0.0) -> Iterator[Operator]:
-    moved = BF16 * f.tokens * width * passes * (1.0 if f.fused else 2.5)
+    moved = BF16 * f.tokens * width * passes * (EAGER_ROTARY if "rotary" in f.eager else 1.0)
     yield Operator("rotary", "memory", f.zeros, forward_bytes=moved, backward_bytes=moved, saved_bytes=saved)
 
 
@@ -183,6 +186,7 @@ def _core(
     covered = np.where(f.cp_type == CP_TYPES.index("p2p"), seq / f.cp, seq)  # a step of a ring works on one rank's keys
     # A fused kernel keeps one log-sum-exp per row; an unfused one keeps scores and probabilities, unless recomputed.
     kept = FP32 * t * heads if f.flash else 2 * BF16 * t * heads * full_keys
+    copy = BF16 * t * heads * d_v if f.footprint.copied_attention else 0.0
     return Operator(
         name,
         "attention",
@@ -192,7 +196,7 @@ def _core(
         full_flops=per_key * full_keys,
         seq=np.minimum(covered, 2 * keys),
         head_dim=(d_qk + d_v) / 2,
-        saved_bytes=kept,
+        saved_bytes=kept + copy,
         messages=_context_messages(f, BF16 * t * qkv, BF16 * t * kv, BF16 * t * heads * d_v),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from ..search_spaces.cluster import ClusterSpec, Level
 from ..search_spaces.groups import Groups
 from ..search_spaces.layout import Floats, Ints
 from .profile import CollectiveCurve, Fitted, Profile
+
+EXCHANGES = ("all_to_all", "moe_dispatch", "moe_combine")
+"""Collectives that reach every peer in one step."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,19 @@ class Crossing:
 class Network:
     """The levels of a cluster as a job of `devices` devices sees them, with the curves of its accelerator's profile.
 
-    `scale_out` is the share of the scale-out levels' bandwidth that the stack's collectives reach; p2p meets no others.
+    `scale_up` and `scale_out` are the shares of those levels' bandwidth that the stack's collectives reach, one or a column (n,);
+    p2p meets no others. With `rails` "one" a ring leaves a unit through the adapter of one of its ranks, not of all.
     """
 
-    def __init__(self, cluster: ClusterSpec, profile: Profile, devices: int, scale_out: float = 1.0) -> None:
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        profile: Profile,
+        devices: int,
+        scale_up: float | Floats = 1.0,
+        scale_out: float | Floats = 1.0,
+        rails: Literal["all", "one"] = "all",
+    ) -> None:
         self.levels: tuple[Level, ...] = cluster.levels
         self.sizes: tuple[int, ...] = cluster.allocated_sizes(devices)
         self.devices = devices
@@ -62,11 +75,16 @@ class Network:
         self._profile = profile
         shared = np.array([level.devices_per_nic for level in self.levels])
         oversubscribed = np.array([level.oversubscription for level in self.levels])
-        self._reached = np.array([scale_out if level.efficiency_profile == "scale-out" else 1.0 for level in self.levels])
+        out = np.array([[level.efficiency_profile == "scale-out"] for level in self.levels])
+        self._reached = np.where(out, scale_out, scale_up)  # (levels, 1 or n)
+        self._one_rail = out & (rails == "one")
         self.bandwidth = np.array([x.bandwidth_bytes_per_s.value for x in self.levels]) / shared / oversubscribed
         self.latency = np.array([level.latency_s.value for level in self.levels])
         fabrics = tuple(dict.fromkeys(level.efficiency_profile for level in self.levels))
         self._fabrics = [np.array([x.efficiency_profile == name for x in self.levels]) for name in fabrics]
+        of_fabric = [next(rows for rows in self._fabrics if rows[level]) for level in range(len(self.levels))]
+        self._innermost = np.array([np.argmax(rows) for rows in of_fabric])  # of each level's fabric
+        self._outermost = np.array([len(rows) - 1 - np.argmax(rows[::-1]) for rows in of_fabric])
         parts = np.array(self.sizes) / np.array((1, *self.sizes[:-1]))
         mesh = np.array([level.kind == "full_mesh" for level in self.levels])
         self._mesh_peers = np.where(mesh, np.maximum(parts - 1.0, 1.0), np.inf)
@@ -105,9 +123,12 @@ class Network:
         """All-to-all where every rank holds `sent_bytes` for the group, its own share included, seconds (n,)."""
         return self._collective("all_to_all", at, self.all_to_all_bytes(at, sent_bytes), sent_bytes)
 
-    def exchange_s(self, at: Crossing, level_bytes: Floats) -> Floats:
-        """All-to-all that sends `level_bytes` (levels, n) per rank, seconds (n,)."""
-        return self._collective("all_to_all", at, level_bytes, level_bytes.sum(axis=0))
+    def exchange_s(self, at: Crossing, level_bytes: Floats, kernel: str = "all_to_all") -> Floats:
+        """Exchange of tokens that sends `level_bytes` (levels, n) per rank, seconds (n,).
+
+        `kernel`: the library's all-to-all, or "moe_dispatch" and "moe_combine", fused kernels that find the receivers themselves.
+        """
+        return self._collective(kernel, at, level_bytes, level_bytes.sum(axis=0))
 
     def p2p_s(self, at_level: Ints, message_bytes: Floats) -> Floats:
         """One message to a neighbour across the level of the given index, seconds (n,)."""
@@ -151,24 +172,27 @@ class Network:
         """Bytes that one rank sends across each level in an all-to-all, (levels, n): its peers there over the group."""
         return np.asarray(sent_bytes * (at.members - at.below) / at.size)
 
-    @staticmethod
-    def dispatch_bytes(at: Crossing, token_bytes: Floats, top_k: int, limit: int | None, dedup: bool, groups: int = 1) -> Floats:
+    def dispatch_bytes(
+        self, at: Crossing, token_bytes: Floats, top_k: int, limit: int | None, dedup: bool, groups: int = 1
+    ) -> Floats:
         """Bytes that one rank sends across each level to bring its tokens to their experts, (levels, n).
 
         `token_bytes` is one copy of all its tokens. Routing is taken as uniform. Without dedup every one of the top_k
-        copies travels alone. With it (DeepEP) a token crosses to another unit once, however many of its experts are there, and
-        is passed on inside by the rank that receives it: of u units 1−(1−1/u)^top_k are hit, and each is sent to across this
-        level unless the token entered there. Node-limited routing sends to `limit` of `groups`: no more units than those fill.
+        copies travels alone. With it (DeepEP) a token enters a fabric's unit once, however many of its experts are there, and
+        is passed on inside by the rank that receives it: of u units 1−(1−1/u)^top_k are hit, and each is sent to across the
+        fabric unless the token entered there. Inside one fabric every unit is reached straight, whatever levels lie between.
+        Node-limited routing sends to `limit` of `groups`: no more units than those fill.
         """
         peers = (at.members - at.below) / at.size  # share of the experts that lie across this level
         if not dedup:
             return np.asarray(token_bytes * top_k * peers)
-        share = at.below / at.size  # of all experts, in one unit of the level below
+        inside, whole = at.below[self._innermost], at.members[self._outermost]
+        share = inside / at.size  # of all experts, in one of the units that the fabric joins
         hit = 1.0 - (1.0 - np.minimum(share, 1.0)) ** top_k
         units = hit / np.maximum(share, 1e-30)
         if limit is not None:
             units = np.minimum(units, limit * np.maximum(1.0 / np.maximum(groups * share, 1e-30), 1.0))
-        entered_elsewhere = (at.members - at.below) / at.members
+        entered_elsewhere = (at.members - at.below) / whole
         return np.asarray(token_bytes * np.minimum(units, top_k) * entered_elsewhere)
 
     def _reduces(self, level: Level) -> bool:
@@ -193,9 +217,10 @@ class Network:
         slow = 1.0 + (half / np.maximum(message_bytes, 1.0)) ** gamma
         local = self._column(name, lambda c: c.local_cost.value if c.local_cost else 0.0)[0]
         passes = self._column(name, lambda c: c.passes)[0]
-        moved = level_bytes.copy()
+        through_one = self._one_rail & (name != "all_to_all")
+        moved = level_bytes * np.where(through_one, at.below, 1.0)
         moved[0] += local * np.maximum(passes * message_bytes - level_bytes.sum(axis=0), 0.0)
-        level_s = moved / ((self.bandwidth * self._reached)[:, None] * efficiency * share) * slow * (at.fan > 1.0)
+        level_s = moved / (self.bandwidth[:, None] * self._reached * efficiency * share) * slow * (at.fan > 1.0)
         wire = np.max(np.array([level_s[rows].sum(axis=0) for rows in self._fabrics]), axis=0)
         measured = self._column(name, lambda c: c.hop_latency_s.value if c.hop_latency_s else 0.0)
         hop = np.where(measured > 0, measured, self.latency)  # the library's whole hop, where it was measured
@@ -205,7 +230,7 @@ class Network:
 
     def _hops(self, name: str, at: Crossing, passes: float) -> Floats:
         """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree."""
-        if name == "all_to_all":
+        if name in EXCHANGES:
             return (at.fan > 1.0).astype(np.float64)
         ring = at.fan - 1.0
         tree = 2.0 * np.ceil(np.log2(np.maximum(at.fan, 1.0)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from ..search_spaces.layout import RECOMPUTE_MODULES, Floats, Ints
+from ..search_spaces.stack import Footprint
 
 BF16 = 2.0
 FP32 = 4.0
@@ -29,9 +30,14 @@ class Factors:
     seq_len: float
     linear_bytes: float = BF16
     flash: bool = True
-    fused: bool = True
+    eager: frozenset[str] = frozenset()
+    fused_gate: bool = True
+    gathered_logits: bool = False
     imbalance: float = 1.0
     dispatch_bytes: float = BF16
+    permuted_copies: float = 4.0  # reads and writes of the routed tokens on either side of the experts
+    footprint: Footprint = field(default_factory=Footprint)
+    fused_experts: bool = False  # biases and activation lie in the grouped GEMM's epilogue
 
     @property
     def tokens(self) -> Floats:
@@ -41,6 +47,11 @@ class Factors:
     def sp(self) -> Floats:
         """What SP divides the tokens between blocks by."""
         return np.where(self.sequence_parallel > 0, self.tp, 1.0)
+
+    @property
+    def input_sp(self) -> Floats:
+        """What SP divides the saved inputs of column-parallel GEMMs by: nothing where they are kept gathered."""
+        return np.ones_like(self.tp) if self.footprint.gathered_inputs else self.sp
 
     @property
     def zeros(self) -> Floats:
@@ -53,8 +64,8 @@ class Message:
 
     "dispatch" and "combine" carry one copy of a rank's tokens to `top_k` experts and back; node-limited routing sends a token to
     `limit` of the `groups` that experts are dealt to. A "ring" passes every rank's buffer on from neighbour to neighbour until
-    all have seen it. A `beside` message runs while the kernels of its own operator do (ring attention) and exposes the rest; a
-    `hidden` one costs traffic but no time.
+    all have seen it. A `beside` message runs while the kernels of its own operator do (ring attention) and exposes the rest; one
+    `beside_wgrad` can run while its operator's weight gradient is computed; a `hidden` one costs traffic but no time.
     """
 
     dimension: Literal["tp", "cp", "ep", "etp"]
@@ -66,6 +77,7 @@ class Message:
     limit: int | None = None
     groups: int = 1
     beside: bool = False
+    beside_wgrad: bool = False
     hidden: bool = False
 
 
@@ -110,26 +122,43 @@ class Operator:
 
 
 def norm_and_residual(name: str, width: int, f: Factors, output_bytes: Floats) -> Operator:
-    """Norm and residual add on the SP share: input and residual read, both written; its output is what the next GEMM saves."""
+    """Norm and residual add on the SP share: input and residual read, both written; its output is what the next GEMM saves.
+
+    As a chain of kernels (PyTorch's RMSNorm written out) it works on FP32 copies, each pass over them worth two in BF16: cast,
+    square, mean, scale, cast back, weight, residual; and about as many again, with the sums of both branches, backward.
+    In plain operators its FP32 input and the normalised tensor that its weight multiplies stay too.
+    """
     moved = BF16 * f.tokens * width / f.sp
-    passes = 4.0 if f.fused else 10.0  # one kernel, or cast, square, mean, scale and add apart
+    apart = f.footprint.norm_bytes * f.tokens * width / f.sp
+    forward, backward = (21.0, 35.0) if "norm" in f.eager else (4.0, 6.0)
     return Operator(
         name,
         "memory",
         f.zeros,
         LAYERNORM,
-        forward_bytes=passes * moved,
-        backward_bytes=1.5 * passes * moved,
-        saved_bytes=output_bytes,
+        forward_bytes=forward * moved,
+        backward_bytes=backward * moved,
+        saved_bytes=output_bytes + apart,
     )
 
 
-def activation(name: str, inputs: Floats, outputs: Floats, f: Factors, module: int) -> Operator:
-    """Elementwise activation: reads the first GEMM's output, writes the second one's input, which it saves."""
-    passes = 1.0 if f.fused else 2.5
-    moved = BF16 * (inputs + outputs) * passes
+def activation(name: str, inputs: Floats, outputs: Floats, gated: bool, f: Factors, module: int) -> Operator:
+    """Elementwise activation: reads the first GEMM's output, writes the second one's input, which it saves.
+
+    As a chain (SiLU, then the product with the gate) five tensors pass where three do, backward nine where six do.
+    In plain operators a gated one saves act(gate) besides: the product's gradient needs both of its factors.
+    """
+    moved = BF16 * (inputs + outputs)
+    forward, backward = (5.0 / 3.0, 3.0) if "activation" in f.eager else (1.0, 2.0)
+    apart = BF16 * outputs if gated and f.footprint.separate_activation else 0.0
     return Operator(
-        name, "memory", f.zeros, module, forward_bytes=moved, backward_bytes=2 * moved, saved_bytes=f.linear_bytes * outputs
+        name,
+        "memory",
+        f.zeros,
+        module,
+        forward_bytes=forward * moved,
+        backward_bytes=backward * moved,
+        saved_bytes=f.linear_bytes * outputs + apart,
     )
 
 
@@ -143,8 +172,8 @@ def column_parallel(f: Factors, input_bytes: Floats) -> tuple[Message, ...]:
     return (
         Message("tp", "all_gather", sharded, 1.0, 0.0),
         Message("tp", "all_gather", sharded, 0.0, 1.0, hidden=True),
-        Message("tp", "reduce_scatter", sharded, 0.0, 1.0),
-        Message("tp", "all_reduce", np.where(f.sequence_parallel > 0, 0.0, input_bytes), 0.0, 1.0),
+        Message("tp", "reduce_scatter", sharded, 0.0, 1.0, beside_wgrad=True),
+        Message("tp", "all_reduce", np.where(f.sequence_parallel > 0, 0.0, input_bytes), 0.0, 1.0, beside_wgrad=True),
     )
 
 

@@ -43,6 +43,16 @@ __all__ = [
     "mtp_operators",
 ]
 
+BIAS_FORWARD = FP32 + (BF16 + 2 * FP32) + 2 * FP32 + (FP32 + BF16)
+"""Bytes per value of an expert's output whose bias is added outside the GEMM, weighted by FP32 routing probabilities: their
+product is written, added to the BF16 output, all experts' sums are joined and cast back (Megatron-Core's _apply_bias)."""
+BIAS_BACKWARD = (BF16 + FP32) + (FP32 + BF16) + 2 * (2 * FP32 + FP32)
+"""The same backward: the gradient is cast to FP32 and, for the output, back; its products for bias and probability are written and
+reduced."""
+CLAMP_FORWARD, CLAMP_BACKWARD = 2 * 2 * BF16 + 2 * 2 * BF16, 2 * 3 * BF16 + 2 * 2 * BF16
+"""Bytes per value of an expert's gate that is clamped, with its up-projection, ahead of the activation's kernel: both read and
+written, then joined; backward both gradients and inputs read, gradients written and joined (Megatron-Core's fused_bias_geglu)."""
+
 
 def layer_operators(model: ModelSpec, kind: str, f: Factors) -> list[Operator]:
     """All operators of one decoder layer of a kind, in order."""
@@ -63,20 +73,35 @@ def head_operators(model: ModelSpec, f: Factors, vocab_size: Floats) -> list[Ope
     """Final norm, LM head over the padded vocabulary and vocabulary-parallel cross entropy."""
     h, t = model.hidden_size, f.tokens
     vocab = vocab_size / f.tp
-    logits = t * vocab
-    passes = 3.0 if f.fused else 6.0  # reads and writes of the logits in FP32-equivalents, forward; the same backward
     return [
         norm_and_residual("final_norm", h, f, 2 * BF16 * t * h / f.sp),  # its input, which no layer keeps, and its output
         Operator("lm_head", "gemm", f.zeros, m=t, n=vocab, k=h, messages=column_parallel(f, BF16 * t * h), high_precision=True),
-        Operator(
-            "loss",
-            "memory",
-            f.zeros,
-            forward_bytes=FP32 * passes * logits,
-            backward_bytes=FP32 * passes / 2 * logits,
-            messages=(Message("tp", "all_reduce", FP32 * t, forward=3.0, backward=0.0),),
-        ),
+        _loss(t * vocab_size, f),
     ]
+
+
+def _loss(logits: Floats, f: Factors) -> Operator:
+    """Cross entropy over all `logits` of the tokens: vocabulary-parallel, or on every TP rank after gathering them.
+
+    Gathered logits are copied into one tensor (received in pieces, then joined) and their gradient cut again.
+    """
+    # Bytes read and written per logit: softmax and gradient once each in FP32; as a chain cast, log-softmax over three reads, its
+    # gradient from a dense one, cast back.
+    forward, backward = (22.0, 30.0) if "loss" in f.eager else (3 * FP32, 1.5 * FP32)
+    if f.gathered_logits:
+        held, joined = logits, np.where(f.tp > 1, 2.0 * BF16 * logits, 0.0)
+        messages = (Message("tp", "all_gather", BF16 * logits, forward=1.0, backward=0.0),)
+    else:
+        held, joined = logits / f.tp, f.zeros
+        messages = (Message("tp", "all_reduce", FP32 * f.tokens, forward=3.0, backward=0.0),)
+    return Operator(
+        "loss",
+        "memory",
+        f.zeros,
+        forward_bytes=forward * held + joined,
+        backward_bytes=backward * held + joined / f.tp,
+        messages=messages,
+    )
 
 
 def mtp_operators(model: ModelSpec, f: Factors) -> list[Operator]:
@@ -113,8 +138,9 @@ def layer_input_bytes(model: ModelSpec, f: Factors) -> Floats:
 
 
 def logits_bytes(f: Factors, vocab_size: Floats, heads: int) -> Floats:
-    """Peak around the loss, (n,): one head's logits in BF16, their FP32 copy and its gradient; other heads' (MTP) FP32 softmax."""
-    return f.tokens * vocab_size / f.tp * (BF16 + FP32 + FP32 + (heads - 1) * FP32)
+    """Peak around the loss, (n,): what the stack holds per logit of one head, and other heads' (MTP) FP32 softmax."""
+    ways = 1.0 if f.gathered_logits else f.tp
+    return np.asarray(f.tokens * vocab_size / ways * (f.footprint.logit_bytes + (heads - 1) * FP32))
 
 
 def dispatch_buffer_bytes(model: ModelSpec, kind: str, f: Factors) -> Floats:
@@ -132,7 +158,7 @@ def _mlp_operators(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Opera
         return []
     # After a mixer the norm's input is a residual of its own; without one it is the layer's input, which is counted there.
     residual = [Operator("residual", "memory", f.zeros, saved_bytes=layer_input_bytes(model, f))] if layer.mixer else []
-    norm = norm_and_residual("mlp_norm", h, f, f.linear_bytes * t * h / f.sp)
+    norm = norm_and_residual("mlp_norm", h, f, f.linear_bytes * t * h / (f.sp if isinstance(mlp, MoeMlp) else f.input_sp))
     if isinstance(mlp, DenseMlp):
         return [*residual, norm, *_dense_mlp("mlp", mlp.width, mlp.gated, h, f, MLP)]
     return [*residual, norm, *_moe(mlp, h, f)]
@@ -141,19 +167,17 @@ def _mlp_operators(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Opera
 def _dense_mlp(name: str, width: int, gated: bool, h: int, f: Factors, module: int) -> list[Operator]:
     t, w = f.tokens, width / f.tp
     first = w * (2 if gated else 1)
+    joined, into = first, column_parallel(f, BF16 * t * h)
+    apart = []
+    if gated and not f.fused_gate:  # what SP gathers is shared; without it each projection reduces its input's gradient
+        joined = w
+        alone = np.where(f.sequence_parallel > 0, 0.0, BF16 * t * h)
+        once_more = (Message("tp", "all_reduce", alone, 0.0, 1.0, beside_wgrad=True),)
+        apart = [Operator(f"{name}_gate", "gemm", f.zeros, module, m=t, n=w, k=h, saved_bytes=BF16 * t * w, messages=once_more)]
     return [
-        Operator(
-            f"{name}_fc1",
-            "gemm",
-            f.zeros,
-            module,
-            m=t,
-            n=first,
-            k=h,
-            saved_bytes=BF16 * t * first,
-            messages=column_parallel(f, BF16 * t * h),
-        ),
-        activation(f"{name}_act", t * first, t * w, f, module),
+        Operator(f"{name}_fc1", "gemm", f.zeros, module, m=t, n=joined, k=h, saved_bytes=BF16 * t * joined, messages=into),
+        *apart,
+        activation(f"{name}_act", t * first, t * w, gated, f, module),
         Operator(f"{name}_fc2", "gemm", f.zeros, module, m=t, n=h, k=w, messages=row_parallel(f, BF16 * t * h)),
     ]
 
@@ -194,8 +218,8 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
             "memory",
             f.zeros,
             MOE,
-            forward_bytes=4 * copies,
-            backward_bytes=4 * copies,
+            forward_bytes=f.permuted_copies * copies,
+            backward_bytes=f.permuted_copies * copies,
             saved_bytes=f.linear_bytes * routed * width,
             messages=(dispatch, etp_gather),
         ),
@@ -210,22 +234,38 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
             groups=experts,
             saved_bytes=BF16 * routed * first,
         ),
-        activation("experts_act", routed * first, routed * w, f, MOE | MOE_ACT),
+        *_clamp(mlp, routed * w, f),
+        activation("experts_act", routed * first, routed * w, mlp.gated, f, MOE | MOE_ACT),
         Operator("experts_fc2", "grouped_gemm", f.zeros, MOE, m=routed / experts, n=width, k=w, groups=experts),
         Operator(
             "unpermute",
             "memory",
             f.zeros,
             MOE,
-            forward_bytes=4 * copies,
-            backward_bytes=4 * copies,
+            forward_bytes=f.permuted_copies * copies,
+            backward_bytes=f.permuted_copies * copies,
             messages=(etp_scatter, combine),
         ),
         *_latent("latent_up", mlp.latent_size, t, h, f),
     ]
+    if mlp.bias and not f.fused_experts:
+        moved = routed * width
+        operators.append(
+            Operator(
+                "experts_bias", "memory", f.zeros, MOE, forward_bytes=BIAS_FORWARD * moved, backward_bytes=BIAS_BACKWARD * moved
+            )
+        )
     if mlp.shared_width:
         operators += _dense_mlp("shared_experts", mlp.shared_width, mlp.gated, h, f, SHARED_EXPERTS | MOE)
     return operators
+
+
+def _clamp(mlp: MoeMlp, gate: Floats, f: Factors) -> list[Operator]:
+    """Clamping of gate and up before the activation's kernel; `gate` values each."""
+    if not mlp.clamped or f.fused_experts:
+        return []
+    forward, backward = CLAMP_FORWARD * gate, CLAMP_BACKWARD * gate
+    return [Operator("experts_clamp", "memory", f.zeros, MOE | MOE_ACT, forward_bytes=forward, backward_bytes=backward)]
 
 
 def _latent(name: str, size: int | None, t: Floats, h: int, f: Factors) -> list[Operator]:

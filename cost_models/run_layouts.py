@@ -14,11 +14,11 @@ from ..search_spaces.cluster import ClusterSpec, Figure
 from ..search_spaces.inputs import load_cluster, load_stack
 from ..search_spaces.layout import Layout, Problem
 from ..search_spaces.model import ModelSpec
-from ..search_spaces.stack import Stack
+from ..search_spaces.stack import GRAPH_MODULES, Stack
 from ..search_spaces.workload import Workload
 from .run_models import Shape, model_spec
 from .run_splits import split_of
-from .runs import CORE_OR_HALF, HALF_OF_LAYERS, Run, Unpriceable, meaning
+from .runs import CORE_OR_HALF, HALF_OF_LAYERS, WHOLE_STEP, Run, Unpriceable, meaning
 
 UNSUPPORTED = (
     (r"\blora\b", "LoRA: adapters and frozen weights are not priced"),
@@ -36,7 +36,8 @@ UNSHARDED = re.compile(r"no ZeRO|no distributed optimizer at the time", re.IGNOR
 class Job:
     """A run that can be priced. `curves` names the profile, `gemm_curve` its curve for the run's GEMMs.
 
-    `memory` says which figure the source measured: the fullest stage's, the first stage's, or a whole device's with its context.
+    `memory` says which figure the source measured: allocated, reserved or taken from the whole device, on the first or the
+    fullest stage.
     """
 
     run: Run
@@ -51,6 +52,7 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     """The run as a priceable job; Unpriceable, with the reason, where it is not one."""
     _refuse_unsupported(run)
     cluster_name, curves = meaning("accelerator", run.text("accelerator")).split()
+    cluster_name = meaning("site", f"{run.family} | {run.accelerator}") or cluster_name
     precision, gemm_curve = meaning("precision", run.text("precision")).split()
     cluster = _cluster(cluster_name, run.count("domain_size"))
     if precision not in cluster.accelerator.peak_flops:
@@ -102,21 +104,24 @@ def _stack_of(run: Run, cluster: ClusterSpec) -> Stack:
     return _stack(
         cluster.default_stack if found == "default" else found,
         off,
-        meaning("moe_dispatcher", run.text("moe_dispatcher")),
-        meaning("cuda_graphs", run.text("cuda_graphs")) == "whole step",
+        meaning("moe_dispatcher", run.text("moe_dispatcher") or ("unset" if run.text("cuda_graphs") else "")),
+        meaning("cuda_graphs", run.text("cuda_graphs")),
     )
 
 
 @cache
-def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: bool) -> Stack:
-    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, and graphs over the whole step."""
+def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: str) -> Stack:
+    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, and graphs over modules or the whole step."""
     stack = load_stack(name)
     changes: dict[str, object] = {"overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0))}
     if dispatcher:
         changes["moe_dispatcher"] = dispatcher
-    if graphs:
+    if graphs == WHOLE_STEP:
         none = Figure(value=0.0, source="one CUDA graph spans the step: the host launches no layer", grade="official")
-        changes |= {"cuda_graphs": True, "host_floor_dense_s": none, "host_floor_moe_s": none}
+        names = ("host_floor_dense_s", "host_floor_moe_s", "host_floor_per_expert_s", "host_wait_moe_s")
+        changes |= {"cuda_graphs": True, "expert_gemms": "grouped", **dict.fromkeys(names, none)}
+    elif graphs:
+        changes["graph_modules"] = tuple(word for word in graphs.split("+") if word in GRAPH_MODULES)
     return stack.model_copy(update=changes)
 
 
@@ -161,7 +166,7 @@ def _layout(run: Run, problem: Problem) -> Layout:
     etp = _expert_tensor_parallel(run, problem, tp, cp, dp, ep)
     recompute = _recompute(run, problem, pp * vpp)
     split = split_of(problem.model, pp, vpp, meaning("split", run.family), run.text("notes"))
-    sequence_parallel = run.text("sp")
+    sequence_parallel = meaning("sp", f"{run.family} | {run.text('sp')} | {'pipeline' if pp > 1 else ''}")
     return Layout(
         tp=tp,
         cp=cp,
@@ -173,7 +178,7 @@ def _layout(run: Run, problem: Problem) -> Layout:
         vpp=vpp,
         micro_batch=micro_batch,
         num_microbatches=m,
-        sequence_parallel=tp > 1 and sequence_parallel != "0",
+        sequence_parallel=tp > 1 and sequence_parallel == "on",
         cp_type=meaning("cp_type", run.text("cp_type")),
         schedule=schedule,
         optimizer_sharding=_sharding(run, problem.stack, dp * cp),

@@ -26,6 +26,8 @@ def split_of(model: ModelSpec, pp: int, vpp: int, words: str, notes: str) -> Spl
             return Split(pp, vpp, (0, *accumulate(counts)))
     if words == "by compute":
         return Split(pp, vpp, _by_compute(model, chunks))
+    if words == "by parameters":
+        return Split(pp, vpp, _by_parameters(model, chunks))
     counts = even_counts(layers, chunks, ENDS_COUNT_AS_LAYERS in notes)
     counts[-1] += mtp
     return Split(pp, vpp, (0, *accumulate(counts)))
@@ -55,6 +57,33 @@ def _counts(string: str) -> list[int]:
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), string)
     flat = re.sub(r"([Etm])\*(\d+)", lambda m: m[1] * int(m[2]), flat)
     return [chunk.count("t") + chunk.count("m") for chunk in flat.split("|")]
+
+
+def _by_parameters(model: ModelSpec, chunks: int) -> tuple[int, ...]:
+    """Cuts that make the largest chunk's parameters least, embedding and head included; a chunk takes all that fits under that.
+
+    Aleph-Alpha/scaling's balanced partition, after DeepSpeed's partition_balanced.
+    """
+    ends = (model.embedding_tensors(), model.head_tensors())
+    embedding, head = (sum(tensor.numel for tensor in tensors) for tensors in ends)
+    layers = [sum(tensor.numel for tensor in model.layer_tensors(kind)) for kind in model.layer_kinds]
+    layers[0] += embedding
+    layers[-1] += head
+    total = np.concatenate([[0], np.cumsum(layers)])
+
+    def cuts(most: float) -> list[int]:
+        found = [0]
+        for _ in range(chunks):
+            found.append(int(np.searchsorted(total, total[found[-1]] + most, side="right")) - 1)
+        return found
+
+    sizes = np.unique(total[:, None] - total[None, :])
+    possible = sizes[sizes > 0]
+    low, high = 0, len(possible) - 1
+    while low < high:  # the least bound under which the chunks hold everything
+        middle = (low + high) // 2
+        low, high = (low, middle) if cuts(possible[middle])[-1] == len(layers) else (middle + 1, high)
+    return tuple(cuts(possible[low]))
 
 
 def _by_compute(model: ModelSpec, chunks: int) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from ..search_spaces.errors import InputError
 
+MEASURED = ("measured_step_time_s", "measured_tokens_per_s_per_device", "measured_tflops_per_device", "measured_mfu")
+"""Columns that say how fast a run was."""
 NEEDED = ("id", "model", "accelerator", "num_accelerators", "seq_len", "global_batch", "micro_batch", "tp", "pp")
 """Columns without which a file is not a table of runs."""
 
@@ -60,6 +62,13 @@ class Run:
             raise Unpriceable(f"{column} is not a number")
         return value
 
+    def measure(self, column: str) -> float | None:
+        """A measured figure, which is above 0 (None where blank); Unpriceable where the cell holds something else."""
+        value = self.number(column)
+        if value is not None and value <= 0:
+            raise Unpriceable(f"{column} is not above 0")
+        return value
+
     def needed(self, column: str) -> int:
         """The same as `count` for a cell that must not be blank."""
         value = self.count(column)
@@ -99,6 +108,7 @@ class Word:
 
 HALF_OF_LAYERS = "half of the layers"
 CORE_OR_HALF = "core attention, or half of the layers"
+WHOLE_STEP = "whole step"
 
 VOCABULARY: tuple[Word, ...] = (
     # Accelerator → cluster / profile of its kernels; the domain_size column sets the size of the supernode.
@@ -115,6 +125,9 @@ VOCABULARY: tuple[Word, ...] = (
     Word("accelerator", r"ascend-910c(-die)?", "cloudmatrix-384 ascend-910c-die", "a device is a die"),
     Word("accelerator", r"v100.*", "!accelerator without BF16 tensor cores: its attention has no curve"),
     Word("accelerator", r"tpu.*", "!accelerator not in the catalog: TPU"),
+    # Family | accelerator → the site's own cluster, where its network is known to be another.
+    Word("site", r"bigscience \| a100.*", "jean-zay-a100", "four 100 Gb/s links per server of eight"),
+    Word("site", r".*", ""),
     # Software and more → stack. The text matched is "software | family | precision | optimizer_sharding | comm_overlap".
     Word("stack", r".*kernel=flash_attention2 \+ rms kernel.*", "aleph-alpha-flash2-rms"),
     Word("stack", r".*kernel=flash_attention2.*", "aleph-alpha-flash2"),
@@ -125,6 +138,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*nanotron.*", "nanotron"),
     Word("stack", r".*(llm-foundry|composer).*", "llm-foundry"),
     Word("stack", r".*kempner.*", "kempnerforge"),
+    Word("stack", r".*torchtitan[^|]*\b2024\b.*", "torchtitan-2024"),
     Word("stack", r".*torchtitan.*", "torchtitan"),
     Word("stack", r".*automodel.*", "nemo-automodel"),
     Word("stack", r"megatron-deepspeed \|.*vtrain.*", "megatron-deepspeed-2024"),
@@ -175,6 +189,10 @@ VOCABULARY: tuple[Word, ...] = (
     # Expert tensor parallelism where it is blank, by stack.
     Word("etp", r"megatron-bridge.*|nemo-automodel", "1", "what its MoE recipes set"),
     Word("etp", r".*", "tp", "Megatron's default, where the grid allows it"),
+    # Sequence parallelism. The text matched is "family | sp | pipeline" where there is one: blank follows TP.
+    Word("sp", r".*\| 0 \|.*", "off"),
+    Word("sp", r"kempner \|.*\| pipeline", "off", "its pipeline stages take plain tensor parallelism"),
+    Word("sp", r".*", "on"),
     # Context parallelism.
     Word("cp_type", r"|ring|p2p", "p2p"),
     Word("cp_type", r"a2a.*p2p.*|hybrid", "!cp_type that is not priced: a2a+p2p"),
@@ -204,17 +222,21 @@ VOCABULARY: tuple[Word, ...] = (
     Word("overlap.pp_interleaved", r".*", "on"),
     Word("moe_dispatcher", r"flex.*|.*deepep.*|.*hybridep.*", "flex"),
     Word("moe_dispatcher", r"(alltoall|allgather)", r"\1"),
+    Word("moe_dispatcher", r"unset", "alltoall", "Megatron's own default: the recipe is known and names none"),
     Word("moe_dispatcher", r".*", ""),
-    Word("cuda_graphs", r".*full_iteration.*", "whole step", "the host launches one graph: no floor per layer"),
+    Word("cuda_graphs", r".*full_iteration.*", WHOLE_STEP, "the host launches one graph: no floor per layer"),
+    Word("cuda_graphs", r"transformer_engine:([a-z_+]+)", r"\1", "modules of a layer that are replayed"),
     Word("cuda_graphs", r".*", ""),
     Word("routing", r".*(balanc|capacity 1|megatron-bridge|bridge-studies|mcore-moe).*", "balanced", "forced, or capped"),
     Word("routing", r".*", "free"),
-    # What a family's memory figure is.
-    Word("memory", r"nanotron", "first stage", "rank 0 writes the log"),
-    Word("memory", r"bigscience", "whole device", "nvidia-smi: the driver's context is in"),
-    Word("memory", r".*", "fullest stage", "peak allocated on the fullest rank"),
+    # What a family's memory figure is: how it was read, and of which stage. The allocator knows no communicator buffers.
+    Word("memory", r"nanotron|kempner", "allocated first", "rank 0 writes the log"),
+    Word("memory", r"torchtitan|stas", "reserved fullest", "max_memory_reserved: the allocator's cache is in"),
+    Word("memory", r"bigscience", "device fullest", "nvidia-smi: context, communicators and the allocator's cache are in"),
+    Word("memory", r".*", "allocated fullest", "peak allocated on the fullest rank"),
     # How a family's framework cuts stages.
     Word("split", r"nanotron", "by compute", "blocks dealt out by matrix products, the head's in"),
+    Word("split", r"aleph-alpha", "by parameters", "the largest stage's as few as can be, embedding and head included"),
     Word("split", r".*", "even", "equal chunks; what is left over is taken from the ends (see run_splits)"),
     # FLOPs behind MFU and TFLOP/s: causal attention halved or whole, model or hardware (recompute in).
     Word("flops", r".*hardware.*no attention term.*", "!FLOP formula without attention"),

@@ -91,6 +91,11 @@ class Rows:
         """The same rows on a network whose stages talk for free."""
         return replace(self, p2p_s=np.zeros_like(self.p2p_s))
 
+    @property
+    def least_transient_bytes(self) -> Floats:
+        """The short-lived block that any stage has, whichever holds the loss, (n,)."""
+        return np.minimum(self.transient_bytes, self.last_transient_bytes)
+
     @cached_property
     def prefix(self) -> Prefix:
         """Running sums over the blocks, from which any cut is priced."""
@@ -125,15 +130,16 @@ class StageTimes:
 class CostModel:
     """Prices layouts of one problem. `profile` defaults to the accelerator's own.
 
-    `problem` is kept with its stack as that runs on the accelerator: the catalog's figures, overlaid by the profile's.
+    `problem` is kept with its stack as that runs on the accelerator: its documented figures, overlaid by the profile's.
     """
 
     def __init__(self, problem: Problem, profile: Profile | None = None) -> None:
         accelerator = problem.cluster.accelerator.name
         self.profile = profile or load_profile(accelerator)
-        stack = problem.stack.on(accelerator).with_figures(self.profile.stack_figures(problem.stack.name, accelerator))
+        stack = problem.stack.with_figures(self.profile.stack_figures(problem.stack, accelerator))
         self.problem = problem = problem.model_copy(update={"stack": stack})
-        self.network = Network(problem.cluster, self.profile, problem.devices, stack.scale_out_efficiency.value)
+        reached = stack.scale_up_efficiency.value, stack.scale_out_share(problem.devices)
+        self.network = Network(problem.cluster, self.profile, problem.devices, *reached, stack.rails)
         self.layers = LayerModel(problem, self.profile, self.network)
         self.blocks = self.layers.blocks
 
@@ -155,19 +161,20 @@ class CostModel:
 
     def sums(self, table: LayoutTable) -> tuple[Prefix, Ints]:
         """Running sums of the distinct factor rows, and each row's place among them: what its work alone takes, cheaply."""
-        factor_rows, factor = _distinct(table, self.problem.stack.host_floor_pipeline_s.value > 0)
+        factor_rows, factor = self._factor_rows(table)
         distinct = table.take(factor_rows)
         tied = self.problem.model.tied_embeddings
         return Prefix.of(self.layers.pieces(distinct), recompute_depths(distinct), tied), factor
 
     def rows(self, table: LayoutTable) -> Rows:
         """Everything about the rows that does not depend on where their stages are cut."""
-        factor_rows, factor = _distinct(table, self.problem.stack.host_floor_pipeline_s.value > 0)
+        factor_rows, factor = self._factor_rows(table)
         pieces = self.layers.pieces(table.take(factor_rows))
         dense, expert = self._rank_weights(pieces, factor)
         gradient, parameter = self._data_parallel_rates(table, dense, expert)
         optimizer, offload = self._optimizer_rates(table)
-        transient = [transient_bytes(pieces, table.take(factor_rows), last)[factor] for last in (False, True)]
+        footprint = self.problem.stack.footprint
+        transient = [transient_bytes(pieces, table.take(factor_rows), footprint, last)[factor] for last in (False, True)]
         return Rows(
             table=table,
             pieces=pieces,
@@ -284,6 +291,10 @@ class CostModel:
             ]
         )
 
+    def _factor_rows(self, table: LayoutTable) -> tuple[npt.NDArray[np.intp], Ints]:
+        """First rows of the distinct factor combinations, and each row's place among them."""
+        return _distinct(table, self.problem.stack.host_floor_pipeline_s.value > 0)
+
     def _rank_weights(self, pieces: Pieces, factor: Ints) -> tuple[Floats, Floats]:
         names = (*pieces.blocks, "embedding", "head")
         dense = np.sum([pieces.pieces[name].dense_weights for name in names], axis=0)[factor]
@@ -295,10 +306,12 @@ class CostModel:
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Seconds per parameter to reduce gradients and to gather weights once per step, at the size of a mean stage.
 
-        ZeRO-1 scatters gradients and gathers weights, ZeRO-2 gathers weights, without sharding gradients are all-reduced; what
-        ZeRO-2 and up send per micro-batch the pieces carry. HSDP all-reduces dense gradients between its shards once more.
+        ZeRO-1 scatters gradients (or all-reduces them, as the stack does) and gathers weights, ZeRO-2 gathers weights, without
+        sharding gradients are all-reduced; what ZeRO-2 and up send per micro-batch the pieces carry. HSDP all-reduces dense
+        gradients between its shards once more.
         """
-        gradient_bytes = float(self.problem.stack.gradient_bytes)
+        stack = self.problem.stack
+        gradient_bytes = stack.sent_gradient_bytes
         gradients, parameters = [], []
         for weights, group in ((dense, shard_group(table)), (expert, groups(table, "edp"))):
             mean = np.maximum(weights / table.pp, 1.0)
@@ -307,7 +320,8 @@ class CostModel:
             reduce = self.network.all_reduce_s(at, gradient_bytes * mean)
             gather = self.network.all_gather_s(at, BF16 * mean)
             replicas = self._replica_reduce_s(table, gradient_bytes * mean) if weights is dense else np.zeros(len(table))
-            once = np.where(table.sharding == ZERO1, scatter, np.where(table.sharding == 0, reduce, replicas))
+            sharded = scatter if stack.zero1_reduction == "reduce_scatter" else reduce
+            once = np.where(table.sharding == ZERO1, sharded, np.where(table.sharding == 0, reduce, replicas))
             gradients.append(once / mean)
             gathers = (table.sharding == ZERO1) | (table.sharding == ZERO2)
             parameters.append(np.where(gathers, gather, 0.0) / mean)
@@ -346,7 +360,12 @@ class CostModel:
     def _p2p_s(self, table: LayoutTable, hidden_bytes: Floats) -> Floats:
         """One activation to the next stage, exposed part only: what the interleaved schedule hides is the stack's."""
         at = self.network.crossing(groups(table, "pp")).outermost
-        whole = np.where(table.pp > 1, self.network.p2p_s(at, hidden_bytes), 0.0)
+        once_s = self.network.p2p_s(at, hidden_bytes)
+        if self.problem.stack.scattered_p2p:  # each TP rank a share, gathered where it arrives (arXiv 2104.04473, section 4.1)
+            share_s = self.network.p2p_s(at, hidden_bytes / table.tp)
+            gather_s = self.network.all_gather_s(self.network.crossing(groups(table, "tp")), hidden_bytes)
+            once_s = np.where(table.sequence_parallel > 0, once_s, share_s + gather_s)
+        whole = np.where(table.pp > 1, once_s, 0.0)
         return np.where(table.schedule == INTERLEAVED, whole * (1.0 - self.problem.stack.overlap.pp_interleaved), whole)
 
 

@@ -13,7 +13,7 @@ from math import ceil, inf, log2
 
 import numpy as np
 from paraplan.cost_models.pipeline import paths_s
-from paraplan.cost_models.profile import CollectiveCurve, load_profile
+from paraplan.cost_models.profile import CollectiveCurve, Profile, load_profile
 from paraplan.cost_models.timeline import simulate
 from paraplan.optimizer.ranks import coordinates, groups
 from paraplan.search_spaces.cluster import Level
@@ -35,6 +35,7 @@ class Msg:
     forward: float
     backward: float
     beside: bool = False
+    wgrad: bool = False  # may run beside the weight gradient
     hidden: bool = False
 
 
@@ -49,6 +50,7 @@ class Op:
     saved: float = 0.0
     modules: frozenset[str] = frozenset()
     messages: tuple[Msg, ...] = ()
+    wgrad_s: float = 0.0
 
 
 @dataclass
@@ -80,18 +82,20 @@ class PieceCost:
 class Reference:
     """All figures of one layout whose stages are given."""
 
-    def __init__(self, problem: Problem, layout: Layout) -> None:
+    def __init__(self, problem: Problem, layout: Layout, profile: Profile | None = None) -> None:
         self.problem, self.layout = problem, layout
-        self.model, self.cluster, self.stack, self.workload = problem.model, problem.cluster, problem.stack, problem.workload
-        self.stack = problem.stack.on(self.cluster.accelerator.name)
+        self.model, self.cluster, self.workload = problem.model, problem.cluster, problem.workload
         self.device = self.cluster.accelerator
-        self.profile = load_profile(self.device.name)
+        self.profile = profile or load_profile(self.device.name)
+        self.stack = problem.stack.with_figures(self.profile.stack_figures(problem.stack, self.device.name))
         self.levels = self.cluster.levels
         self.unit_sizes = self.cluster.allocated_sizes(problem.devices)
         self.groups = groups(layout) | {"dp_cp": self._dp_cp_groups()}
         self.tokens = layout.micro_batch * self.workload.seq_len / layout.cp
         self.sp = layout.tp if layout.sequence_parallel else 1
         self.linear = 1.0 if self.workload.precision in ("fp8", "fp4") else BF16
+        self.keeps = self.stack.footprint
+        self.sent_gradient = self.stack.reduced_gradient_bytes or self.stack.gradient_bytes
         self.recompute = Recompute.parse(layout.recompute)
         self.sharding, self.hsdp = parse_sharding(layout.optimizer_sharding)  # 0 none, 1 zero1, 2 zero2, 3 zero3, 4 hsdp
         self.offload = parse_offload(layout.offload)[0]
@@ -120,6 +124,8 @@ class Reference:
         else:
             grouped = self.profile.grouped_gemm
             kernel_s = kernel_s / grouped.relative_efficiency.value + grouped.launch_s.value
+            if self.stack.expert_gemms == "one by one":
+                kernel_s += (groups - 1) * curve.launch_s.value
         roofline_s = self.memory_s(BF16 * (groups or 1) * (m * k + k * n + m * n))
         return max(kernel_s, roofline_s) / self.stack.efficiency.value
 
@@ -148,7 +154,7 @@ class Reference:
         dgrad_s, wgrad_s = self.gemm_s(m, k, n, groups, bf16), self.gemm_s(n, k, m, groups, bf16)
         flops = 2 * m * n * k * (groups or 1)
         forward_s = self.gemm_s(m, n, k, groups, bf16)
-        return Op(name, forward_s, dgrad_s + wgrad_s, (flops, flops), saved, frozenset(modules.split()), messages)
+        return Op(name, forward_s, dgrad_s + wgrad_s, (flops, flops), saved, frozenset(modules.split()), messages, wgrad_s)
 
     def elementwise(
         self, name: str, forward: float, backward: float, saved: float = 0.0, modules: str = "", messages: tuple[Msg, ...] = ()
@@ -165,9 +171,9 @@ class Reference:
             return (
                 Msg("tp", "all_gather", size, 1, 0),
                 Msg("tp", "all_gather", size, 0, 1, hidden=True),
-                Msg("tp", "reduce_scatter", size, 0, 1),
+                Msg("tp", "reduce_scatter", size, 0, 1, wgrad=True),
             )
-        return (Msg("tp", "all_reduce", size, 0, 1),)
+        return (Msg("tp", "all_reduce", size, 0, 1, wgrad=True),)
 
     def out_of_tp(self, size: float) -> tuple[Msg, ...]:
         """After a row-parallel GEMM."""
@@ -176,12 +182,23 @@ class Reference:
         return (Msg("tp", "all_reduce", size, 1, 0),)
 
     def norm(self, name: str, width: int, saved: float) -> Op:
-        moved = (4 if self.stack.fused_kernels else 10) * BF16 * self.tokens * width / self.sp
-        return self.elementwise(name, moved, 1.5 * moved, saved, "layernorm")
+        saved += self.keeps.norm_bytes * self.tokens * width / self.sp
+        tensor = BF16 * self.tokens * width / self.sp
+        passes = (21, 35) if "norm" in self.stack.eager_kernels else (4, 6)
+        return self.elementwise(name, passes[0] * tensor, passes[1] * tensor, saved, "layernorm")
 
-    def activation(self, name: str, inputs: float, outputs: float, modules: str) -> Op:
-        moved = BF16 * (inputs + outputs) * (1 if self.stack.fused_kernels else 2.5)
-        return self.elementwise(name, moved, 2 * moved, self.linear * outputs, modules)
+    def gemm_input(self, width: int) -> float:
+        """Saved input of a dense column-parallel GEMM."""
+        return self.linear * self.tokens * width / (1 if self.keeps.gathered_inputs else self.sp)
+
+    def activation(self, name: str, inputs: float, outputs: float, gated: bool, modules: str) -> Op:
+        moved = BF16 * (inputs + outputs)
+        saved = self.linear * outputs
+        if gated and self.keeps.separate_activation:
+            saved += BF16 * outputs
+        if "activation" in self.stack.eager_kernels:
+            return self.elementwise(name, 5 * moved / 3, 3 * moved, saved, modules)
+        return self.elementwise(name, moved, 2 * moved, saved, modules)
 
     def core(self, heads: float, d_qk: int, d_v: int, qkv: float, kv: float) -> Op:
         t, seq, cp = self.tokens, float(self.workload.seq_len), self.layout.cp
@@ -194,12 +211,15 @@ class Reference:
         }[self.layout.cp_type]
         once_s, back_s = (self.attention_s(full / 2, full, keys, (d_qk + d_v) / 2, backward) for backward in (False, True))
         kept = FP32 * t * heads if self.stack.attention_kernel == "flash" else 2 * BF16 * t * heads * seq
+        if self.keeps.copied_attention:
+            kept += BF16 * t * heads * d_v
         return Op("core_attention", once_s, back_s, (full / 2, full), kept, frozenset({"core_attn"}), messages)
 
     def mixer(self, mixer: Attention | LatentAttention) -> Iterator[Op]:
         h, t, tp = self.model.hidden_size, self.tokens, self.layout.tp
-        elementwise = 1 if self.stack.fused_kernels else 2.5
-        yield self.norm("input_norm", h, self.linear * t * h / self.sp)
+        elementwise = 5 if "rotary" in self.stack.eager_kernels else 1
+        latent = isinstance(mixer, LatentAttention)
+        yield self.norm("input_norm", h, self.linear * t * h / self.sp if latent else self.gemm_input(h))
         if isinstance(mixer, Attention):
             d, heads = mixer.head_dim, mixer.heads / tp
             kv_heads = max(mixer.kv_heads / tp, 1)
@@ -229,8 +249,14 @@ class Reference:
     def dense_mlp(self, name: str, width: int, gated: bool, modules: str) -> Iterator[Op]:
         h, t, w = self.model.hidden_size, self.tokens, width / self.layout.tp
         first = 2 * w if gated else w
-        yield self.gemm(f"{name}_fc1", t, first, h, BF16 * t * first, modules, self.into_tp(BF16 * t * h))
-        yield self.activation(f"{name}_act", t * first, t * w, modules)
+        into = self.into_tp(BF16 * t * h)
+        if gated and not self.stack.fused_gate:
+            yield self.gemm(f"{name}_up", t, w, h, BF16 * t * w, modules, into)
+            alone = () if self.layout.sequence_parallel else (Msg("tp", "all_reduce", BF16 * t * h, 0, 1, wgrad=True),)
+            yield self.gemm(f"{name}_gate", t, w, h, BF16 * t * w, modules, alone)
+        else:
+            yield self.gemm(f"{name}_fc1", t, first, h, BF16 * t * first, modules, into)
+        yield self.activation(f"{name}_act", t * first, t * w, gated, modules)
         yield self.gemm(f"{name}_fc2", t, h, w, modules=modules, messages=self.out_of_tp(BF16 * t * h))
 
     def moe(self, mlp: MoeMlp) -> Iterator[Op]:
@@ -243,12 +269,22 @@ class Reference:
         copies, sent = BF16 * rows * h, BF16 * t * h * imbalance
         yield self.gemm("router", t, mlp.experts, h, 2 * FP32 * t * mlp.experts, "moe", bf16=True)
         to_experts = (Msg("ep", "dispatch", sent, 1, 1), Msg("etp", "all_gather", copies, 1, 1))
-        yield self.elementwise("permute", 4 * copies, 4 * copies, self.linear * rows * h, "moe", to_experts)
+        # An all-to-all sorts tokens by rank before and by expert after; a fused dispatch only spreads what it delivered.
+        sorted_bytes = (2 if self.stack.moe_dispatcher == "flex" else 4) * copies
+        yield self.elementwise("permute", sorted_bytes, sorted_bytes, self.linear * rows * h, "moe", to_experts)
         yield self.gemm("experts_fc1", rows / local, first, h, BF16 * rows * first, "moe", groups=local)
-        yield self.activation("experts_act", rows * first, rows * w, "moe moe_act")
+        if mlp.clamped and not self.stack.cuda_graphs:
+            # Gate and up: each read and written, both joined. Backward: gradient and input read, gradient written, both joined.
+            yield self.elementwise("experts_clamp", 16 * rows * w, 20 * rows * w, modules="moe moe_act")
+        yield self.activation("experts_act", rows * first, rows * w, mlp.gated, "moe moe_act")
         yield self.gemm("experts_fc2", rows / local, h, w, modules="moe", groups=local)
-        back = (Msg("etp", "reduce_scatter", copies, 1, 1), Msg("ep", "dispatch", sent, 1, 1))
-        yield self.elementwise("unpermute", 4 * copies, 4 * copies, modules="moe", messages=back)
+        back = (Msg("etp", "reduce_scatter", copies, 1, 1), Msg("ep", "combine", sent, 1, 1))
+        yield self.elementwise("unpermute", sorted_bytes, sorted_bytes, modules="moe", messages=back)
+        if mlp.bias and not self.stack.cuda_graphs:
+            # bias·p in FP32; out + that; joined; cast back. Then cast; cast of the output's gradient; two products, each reduced.
+            forward = 4 + (2 + 4 + 4) + (4 + 4) + (4 + 2)
+            backward = (2 + 4) + (4 + 2) + (4 + 4 + 4) + (4 + 4 + 4)
+            yield self.elementwise("experts_bias", forward * rows * h, backward * rows * h, modules="moe")
         if mlp.shared_width:
             yield from self.dense_mlp("shared", mlp.shared_width, mlp.gated, "shared_experts moe")
 
@@ -262,7 +298,8 @@ class Reference:
         assert isinstance(layer.mixer, Attention | LatentAttention)
         yield from self.mixer(layer.mixer)
         yield Op("residual", 0.0, 0.0, saved=self.hidden_bytes)
-        yield self.norm("mlp_norm", h, self.linear * self.tokens * h / self.sp)
+        dense = isinstance(layer.mlp, DenseMlp)
+        yield self.norm("mlp_norm", h, self.gemm_input(h) if dense else self.linear * self.tokens * h / self.sp)
         if isinstance(layer.mlp, DenseMlp):
             yield from self.dense_mlp("mlp", layer.mlp.width, layer.mlp.gated, "mlp")
         else:
@@ -278,12 +315,15 @@ class Reference:
         if piece == "embedding":
             return [self.embedding()]
         if piece == "head":
-            logits = t * self.vocab / tp
-            traffic = FP32 * (3 if self.stack.fused_kernels else 6) * logits
+            per_logit = (22.0, 30.0) if "loss" in self.stack.eager_kernels else (12.0, 6.0)
+            logits, copied, spoken = t * self.vocab / tp, 0.0, Msg("tp", "all_reduce", FP32 * t, 3, 0)
+            if self.stack.gathered_logits:
+                logits, spoken = t * self.vocab, Msg("tp", "all_gather", BF16 * t * self.vocab, 1, 0)
+                copied = 2 * BF16 * logits if tp > 1 else 0.0
             head = [
                 self.norm("final_norm", h, 2 * BF16 * t * h / self.sp),
                 self.gemm("lm_head", t, self.vocab / tp, h, messages=self.into_tp(BF16 * t * h), bf16=True),
-                self.elementwise("loss", traffic, traffic / 2, messages=(Msg("tp", "all_reduce", FP32 * t, 3, 0),)),
+                self.elementwise("loss", per_logit[0] * logits + copied, per_logit[1] * logits + copied / tp, messages=(spoken,)),
             ]
             return head * self.heads
         if piece == "mtp":
@@ -341,18 +381,20 @@ class Reference:
                 units = [size, *(size / members for members, _ in at)]
                 edges = [u if u > 1 else 0.0 for u in units]
                 return [message.bytes * (size - 1) * (edges[i] - edges[i + 1]) / size for i in range(len(at))]
-        assert message.collective == "dispatch"
+        assert message.collective in ("dispatch", "combine")
         mlp = self._moe_mlp()
         sent = []
-        for (members, fan), inner in zip(at, below, strict=True):
+        for level, (members, _), inner in zip(self.levels, at, below, strict=True):
             if self.stack.moe_dispatcher != "flex":
                 sent.append(message.bytes * mlp.top_k * (members - inner) / size)
                 continue
-            targets = size / inner  # units one level down, over the whole group
+            # A fabric joins units of the one below; from one to another of them a token goes straight and once.
+            fabric = [i for i, other in enumerate(self.levels) if other.efficiency_profile == level.efficiency_profile]
+            targets = size / below[fabric[0]]
             hit = targets * (1 - (1 - 1 / targets) ** mlp.top_k)
             if mlp.routing_groups > 1:
                 hit = min(hit, mlp.routing_groups_topk * max(targets / mlp.routing_groups, 1.0))
-            sent.append(message.bytes * min(hit, mlp.top_k) * (1 - 1 / fan))
+            sent.append(message.bytes * min(hit, mlp.top_k) * (members - inner) / at[fabric[-1]][0])
         return sent
 
     def message_s(self, message: Msg) -> float:
@@ -364,8 +406,11 @@ class Reference:
         if message.collective == "ring":
             return (len(ranks[0]) - 1) * self.p2p_s(ranks, message.bytes)
         sent = self.level_bytes(message, ranks)
-        name = "all_to_all" if message.collective == "dispatch" else message.collective
-        buffer = sum(sent) if message.collective == "dispatch" else message.bytes
+        routed = message.collective in ("dispatch", "combine")
+        name = message.collective
+        if routed:
+            name = f"moe_{name}" if self.stack.moe_dispatcher == "flex" else "all_to_all"
+        buffer = sum(sent) if routed else message.bytes
         once_s = self._algorithm_s(name, ranks, sent, buffer)
         at = self.place(ranks)
         crossed = [i for i, (_, fan) in enumerate(at) if fan > 1]
@@ -388,21 +433,31 @@ class Reference:
                 continue
             curve = self._curve(name, i)
             local = inner_curve.local_cost.value if i == 0 and inner_curve.local_cost else 0.0
-            rate = self.bandwidth(level, self.stack.scale_out_efficiency.value) * curve.efficiency.value
+            rate = self.bandwidth(level) * self.reached(level) * curve.efficiency.value
             assert level.kind == "switched"
             ramp = 1 + (curve.half_bytes.value / max(buffer, 1.0)) ** curve.gamma.value
             fabrics.setdefault(level.efficiency_profile, 0.0)
-            fabrics[level.efficiency_profile] += (sent[i] + local * kept) / rate * ramp
+            rails = 1.0  # a ring of one rail carries what all ranks of the unit below would have sent
+            if self.stack.rails == "one" and level.efficiency_profile == "scale-out" and name != "all_to_all" and i:
+                rails = at[i - 1][0]
+            fabrics[level.efficiency_profile] += (sent[i] * rails + local * kept) / rate * ramp
             hop_s = curve.hop_latency_s.value if curve.hop_latency_s else level.latency_s.value
-            steps = 1.0 if name == "all_to_all" else inner_curve.passes * min(fan - 1, 2 * ceil(log2(fan)))
+            at_once = name in ("all_to_all", "moe_dispatch", "moe_combine")
+            steps = 1.0 if at_once else inner_curve.passes * min(fan - 1, 2 * ceil(log2(fan)))
             delay_s += steps * hop_s
         outermost = max(i for i, (_, fan) in enumerate(at) if fan > 1)
         return self._curve(name, outermost).launch_s.value + delay_s + max(fabrics.values())
 
-    def bandwidth(self, level: Level, share: float) -> float:
-        """What one device can send across a level; across scale-out a share of it."""
-        reached = share if level.efficiency_profile == "scale-out" else 1.0
-        return reached * level.bandwidth_bytes_per_s.value / level.devices_per_nic / level.oversubscription
+    def bandwidth(self, level: Level) -> float:
+        """What one device can send across a level."""
+        return level.bandwidth_bytes_per_s.value / level.devices_per_nic / level.oversubscription
+
+    def reached(self, level: Level) -> float:
+        """Share of it that the stack's collectives reach."""
+        if level.efficiency_profile != "scale-out":
+            return self.stack.scale_up_efficiency.value
+        congested = (64 / self.problem.devices) ** self.stack.scale_out_congestion.value
+        return self.stack.scale_out_efficiency.value * congested
 
     def _curve(self, name: str, level: int) -> CollectiveCurve:
         section = self.profile.collectives[self.levels[level].efficiency_profile]
@@ -414,7 +469,7 @@ class Reference:
         if not crossed:
             return 0.0
         level, curve = self.levels[crossed[-1]], self._curve("p2p", crossed[-1])
-        rate = self.bandwidth(level, 1.0) * curve.efficiency.value
+        rate = self.bandwidth(level) * curve.efficiency.value
         ramp = 1 + (curve.half_bytes.value / max(size, 1.0)) ** curve.gamma.value
         return level.latency_s.value + curve.launch_s.value + size / rate * ramp
 
@@ -434,7 +489,7 @@ class Reference:
         norm = h * (2 if self.model.norm == "layer" else 1)
         published = self.model.vocab_size
         if piece == "embedding":
-            return self.vocab * h / tp, 0.0
+            return self.vocab * h / (1 if self.keeps.replicated_embedding else tp), 0.0
         if piece == "head":
             matrix = 0 if self.model.tied_embeddings else published * h / tp
             return (matrix + norm) * self.vocab / published, 0.0
@@ -461,7 +516,10 @@ class Reference:
         moe = layer.mlp
         assert isinstance(moe, MoeMlp)
         dense += moe.experts * h + (moe.experts if moe.router_expert_bias else 0) + 3 * h * moe.shared_width / tp
-        return dense, 3 * moe.experts * h * moe.width / (self.layout.ep * self.layout.etp)
+        expert = 3 * moe.experts * h * moe.width / (self.layout.ep * self.layout.etp)
+        if moe.bias:
+            expert += moe.experts * (2 * moe.width / self.layout.etp + h) / self.layout.ep
+        return dense, expert
 
     def piece(self, name: str) -> PieceCost:
         forward, backward, recompute = Times(), Times(), Times()
@@ -483,6 +541,8 @@ class Reference:
                     share = {"tp": self.stack.overlap.tp, "cp": self.stack.overlap.cp if message.beside else 0.0}
                     hidden_s = whole_s * share.get(component, self.stack.overlap.ep)
                     hidden_s = min(hidden_s, compute_s) if message.beside else hidden_s
+                    if message.wgrad:
+                        hidden_s = max(hidden_s, min(whole_s * self.stack.overlap.tp_wgrad, op.wgrad_s))
                     times.parts[component] += whole_s - hidden_s + hidden_s * slow
                 one_way.append(times)
             forward.add(one_way[0])
@@ -493,20 +553,31 @@ class Reference:
             saved += op.saved
             kept += 0.0 if again else op.saved
         dense, expert = self.weights(name)
+        if not self.stack.fused_accumulation:  # one gradient read, the buffer read and written
+            passed = (BF16 + 2 * self.stack.gradient_bytes) * (dense + expert)
+            backward.parts["compute"] += self.memory_s(passed, self.stack.elementwise_efficiency.value)
         if self.sharding >= 2:
             self._fsdp(forward, backward, recompute, dense, expert)
         kind = self.model.kinds[self.model.mtp.kind if name == "mtp" and self.model.mtp else name] if layer else None
         if kind is not None:
-            moe = isinstance(kind.mlp, MoeMlp)
-            floor_s = (self.stack.host_floor_moe_s if moe else self.stack.host_floor_dense_s).value
+            floor_s, wait_s = self.stack.host_floor_dense_s.value, 0.0
+            if isinstance(kind.mlp, MoeMlp):
+                floor_s = self.stack.host_floor_moe_s.value
+                for module in self.stack.graph_modules:
+                    if module in self.stack.graph_shares:
+                        floor_s -= self.stack.graph_shares[module].value * self.stack.host_floor_moe_s.value
+                if self.workload.precision in ("fp8", "fp4"):
+                    floor_s *= self.stack.host_floor_casts.value
+                floor_s += kind.mlp.experts // self.layout.ep * self.stack.host_floor_per_expert_s.value
+                wait_s = self.stack.host_wait_moe_s.value
             if self.layout.pp > 1:
                 floor_s += self.stack.host_floor_pipeline_s.value * self.layout.tp
             each_s = self.stack.host_floor_per_collective_s.value
             once, back = self.tp_calls(name, "forward") * each_s, self.tp_calls(name, "backward") * each_s
-            forward.parts["host"] = max(floor_s + once - forward.total, 0.0)
+            forward.parts["host"] = max(floor_s + once - forward.total, wait_s)
             backward.parts["host"] = max(floor_s + back - backward.total, 0.0)
             if self.recompute.mode in (2, 3):
-                recompute.parts["host"] = max(floor_s + once - recompute.total, 0.0)
+                recompute.parts["host"] = max(floor_s + once - recompute.total, wait_s)
         return PieceCost(forward, backward, recompute, saved, kept, dense, expert)
 
     def tp_calls(self, name: str, side: str) -> float:
@@ -521,7 +592,7 @@ class Reference:
         share = self.stack.overlap.fsdp
         for parameters, ranks in ((dense, self.shards()[0]), (expert, self.groups["edp"])):
             gather_s = self.collective_s(Msg("dp", "all_gather", BF16 * parameters, 1, 1), ranks) if self.sharding >= 3 else 0.0
-            scatter_s = self.collective_s(Msg("dp", "reduce_scatter", self.stack.gradient_bytes * parameters, 1, 1), ranks)
+            scatter_s = self.collective_s(Msg("dp", "reduce_scatter", self.sent_gradient * parameters, 1, 1), ranks)
             forward.parts["dp"] += gather_s - min(gather_s * share, forward.parts["compute"])
             both_s = gather_s + scatter_s
             backward.parts["dp"] += both_s - min(both_s * share, backward.parts["compute"] + recompute.parts["compute"])
@@ -560,6 +631,9 @@ class Reference:
         if len(self.chunks) > 1 and (self.model.tied_embeddings or self.model.mtp):
             dense[-1] += costs["embedding"].dense
         p2p_s = self.p2p_s(self.groups["pp"], self.hidden_bytes)
+        if self.stack.scattered_p2p and pp > 1 and not self.layout.sequence_parallel:
+            p2p_s = self.p2p_s(self.groups["pp"], self.hidden_bytes / self.layout.tp)
+            p2p_s += self.message_s(Msg("tp", "all_gather", self.hidden_bytes, 1, 0))
         if self.layout.schedule == "interleaved":
             p2p_s *= 1 - self.stack.overlap.pp_interleaved
         paths, still = self._paths_s(costs, f, b, p2p_s), self._paths_s(costs, f, b, 0.0)
@@ -630,9 +704,9 @@ class Reference:
             mine = sum(held[c] for c in stage_of[stage])
             if mine == 0.0:
                 continue
-            buffer = self.stack.gradient_bytes * mean
+            buffer = self.sent_gradient * mean
             if self.sharding <= 1:
-                kind = "all_reduce" if self.sharding == 0 else "reduce_scatter"
+                kind = "all_reduce" if self.sharding == 0 else self.stack.zero1_reduction
                 gradients += self.collective_s(Msg("dp", kind, buffer, 1, 0), ranks) * mine / mean
             if self.sharding in (1, 2):
                 weights += self.collective_s(Msg("dp", "all_gather", BF16 * mean, 1, 0), ranks) * mine / mean
@@ -712,7 +786,14 @@ class Reference:
         terms = dict.fromkeys(("weights", "gradients", "optimizer"), 0.0)
         for parameters, count in zip((sum(dense[c] for c in held), sum(expert[c] for c in held)), shards, strict=True):
             terms["weights"] += BF16 * parameters / (count if self.sharding >= 3 else 1)
-            terms["gradients"] += self.stack.gradient_bytes * parameters / (count if self.sharding >= 2 else 1)
+            if self.sharding >= 3 and pp > 1 and self.keeps.gathered_stages:
+                terms["weights"] += BF16 * parameters
+            if self.sharding < 2:
+                terms["gradients"] += (self.stack.gradient_bytes + self.keeps.compute_gradient_bytes) * parameters
+            elif m > 1 and self.keeps.unsharded_gradient_bytes:
+                terms["gradients"] += self.keeps.unsharded_gradient_bytes * parameters
+            else:
+                terms["gradients"] += self.stack.gradient_bytes * parameters / count
             states = self.stack.optimizer_bytes * parameters / (count if self.sharding >= 1 else 1)
             terms["optimizer"] += states * (1 - self.offload)
         # Micro-batches in flight; an interleaved stage holds chunks, each a vpp-th of it on average.
@@ -733,10 +814,40 @@ class Reference:
         if self.model.is_moe:
             copies = BF16 * self.tokens / self.sp * self._moe_mlp().top_k * self.model.hidden_size
             exchange = copies * (1 + self.workload.expert_imbalance)
-        held = again + largest + exchange
+        logits = 0.0
         if last:
-            per_logit = BF16 + FP32 + FP32 + (self.heads - 1) * FP32
-            held = max(held, per_logit * self.tokens * self.vocab / self.layout.tp)
-        units = [*layers.values(), *([costs["head"]] if last else [])]
-        unit = BF16 * max(cost.dense + cost.expert for cost in units)
-        return held + unit * (3 if self.sharding >= 3 else 1 if self.sharding == 2 else 0)
+            columns = self.vocab if self.stack.gathered_logits else self.vocab / self.layout.tp
+            logits = (self.keeps.logit_bytes + (self.heads - 1) * FP32) * self.tokens * columns
+        pp = self.layout.pp
+        resident = pp > 1 and self.keeps.gathered_stages
+        copies = {0: 0, 1: 0, 2: 1}.get(self.sharding, 1 if resident else 3)
+        layer_unit = BF16 * max(cost.dense + cost.expert for cost in layers.values())
+        head, embedding = BF16 * costs["head"].dense, BF16 * costs["embedding"].dense
+        working = again + largest + exchange
+        if self.keeps.root_unit:
+            root = 0.0
+            if self.sharding >= 3:
+                root += head if last else 0.0
+                root += embedding if not last or pp == 1 else 0.0
+            peak = max(working + layer_unit * copies + root, logits + (0.0 if self.keeps.root_resharded else root))
+        else:
+            peak = max(working, logits) + copies * max(layer_unit, head if last else 0.0)
+        return peak + self._stand_ins(layers) + (head if last and self.keeps.gradient_buffers else 0.0)
+
+    def _stand_ins(self, layers: dict[str, PieceCost]) -> float:
+        """BF16 bytes of one weight of every shape in the layers, where the stack hands such tensors to autograd."""
+        if not self.keeps.gradient_buffers:
+            return 0.0
+        shapes: dict[tuple[str, int], float] = {}
+        for name in layers:
+            assert self.model.mtp is not None or name != "mtp"
+            kind = self.model.kinds[self.model.mtp.kind if name == "mtp" and self.model.mtp else name]
+            for tensor in self.model.mtp_tensors() if name == "mtp" else self.model.layer_tensors(name):
+                ways = {"tp": self.layout.tp, "kv": min(self.layout.tp, tensor.kv_heads or 1), "replicated": 1}
+                if tensor.sharding in ways:
+                    shapes[tensor.name, tensor.numel] = tensor.numel / ways[tensor.sharding]
+                else:
+                    assert isinstance(kind.mlp, MoeMlp)
+                    split = self.layout.etp if tensor.sharding == "expert" else 1
+                    shapes[tensor.name, tensor.numel] = tensor.numel / kind.mlp.experts / split
+        return BF16 * sum(shapes.values())

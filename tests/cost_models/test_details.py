@@ -111,7 +111,7 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
             case "ring":
                 steps = len(ranks) - 1
                 yield from ((a, b, steps * message.bytes) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b)
-            case "dispatch":
+            case "dispatch" | "combine":
                 yield from dispatched(wire, ranks, message.bytes, reference._moe_mlp().top_k, dedup)
 
     dense, expert = [0.0] * layout.pp, [0.0] * layout.pp

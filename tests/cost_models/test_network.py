@@ -145,12 +145,12 @@ def test_a_full_mesh_gives_a_group_only_the_links_to_its_members(size: int) -> N
 
 
 def routed_by_lot(
-    units: list[int], experts: int, top_k: int, dedup: bool, limit: int | None, groups: int, tokens: int = 4000
+    units: list[int], fabrics: list[str], experts: int, top_k: int, dedup: bool, limit: int | None, groups: int, tokens: int = 4000
 ) -> np.ndarray:
     """Copies of a token that cross each level, on average, when experts are drawn at random, (levels,).
 
-    Alone, every copy goes straight to its device. With dedup a token goes once to every unit that it needs, to the rank there
-    in its own sender's place, which passes it on inside.
+    Alone, every copy goes straight to its device. With dedup a token goes once to every unit that a fabric joins and that it
+    needs, to the rank there in its own sender's place, which passes it on inside.
     """
     rng, size = np.random.default_rng(3), units[-1]
     counts = np.zeros(len(units))
@@ -162,9 +162,11 @@ def routed_by_lot(
         for level, members in enumerate(units):
             below = units[level - 1] if level else 1
             if dedup:
-                hit = np.unique(devices // below)
-                entry = hit * below // members * (members // below) + source % members // below
-                counts[level] += (hit != entry).sum()
+                levels = [i for i, fabric in enumerate(fabrics) if fabric == fabrics[level]]
+                inside, whole = units[levels[0] - 1] if levels[0] else 1, units[levels[-1]]
+                for hit in np.unique(devices // inside) * inside:
+                    entry = hit // whole * whole + source % whole // inside * inside
+                    counts[level] += hit // members == entry // members and hit // below != entry // below
             else:
                 counts[level] += ((devices // members == source // members) & (devices // below != source // below)).sum()
     return counts / tokens
@@ -178,9 +180,10 @@ def test_dispatch_sends_what_routing_by_lot_sends(name: str, devices: int, ep: i
     net = network(name, devices)
     at = net.crossing(Groups(np.array([ep]), np.array([1])))
     units = [round(float(members)) for members in at.members[:, 0]]
+    fabrics = [level.efficiency_profile for level in net.levels]
     for dedup in (False, True):
         sent = net.dispatch_bytes(at, np.array([1.0]), top_k, None, dedup)[:, 0]
-        counted = routed_by_lot(units, 16 * ep, top_k, dedup, None, 1)
+        counted = routed_by_lot(units, fabrics, 16 * ep, top_k, dedup, None, 1)
         np.testing.assert_allclose(sent, counted, rtol=0.05, atol=0.02)
 
 
@@ -199,7 +202,7 @@ def test_node_limited_routing_sends_to_no_more_nodes(dispatched: tuple[int, int,
     at = net.crossing(Groups(np.array([8 * groups]), np.array([1])))
     sent = net.dispatch_bytes(at, np.array([1.0]), top_k, limit, True, groups)[:, 0]
     free = net.dispatch_bytes(at, np.array([1.0]), top_k, None, True)[:, 0]
-    counted = routed_by_lot([8, 8 * groups], 32 * groups, top_k, True, limit, groups)
+    counted = routed_by_lot([8, 8 * groups], ["scale-up", "scale-out"], 32 * groups, top_k, True, limit, groups)
     assert (sent <= free * (1 + 1e-12)).all()
     assert sent[1] <= limit
     assert (counted <= sent * 1.02).all()
