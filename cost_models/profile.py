@@ -7,6 +7,8 @@ a stack over the catalog's figures (`stacks`).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -19,10 +21,13 @@ from ..search_spaces.cluster import Figure
 from ..search_spaces.documents import parse_document, read_document, to_record
 from ..search_spaces.errors import InputError
 from ..search_spaces.model import Frozen
-from ..search_spaces.stack import check_figures
+from ..search_spaces.stack import CALIBRATED, Stack, check_figures
+from .pooling import Pair
 
 FloatArray = NDArray[np.float64]
 
+FITS = "fits.yaml"
+Z95 = 1.96
 DEFAULT = "default"  # the profile of accelerators that nobody has measured
 
 PRECISION_ALIASES = {"fp16": "bf16", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
@@ -126,6 +131,34 @@ class Interval(Frozen):
     source: str
 
 
+class Intervals(Frozen):
+    """Intervals of step times by stack, accelerator and kind of model ("dense", "moe"), and of pairs that nobody measured.
+
+    `ranking`: how far two layouts of one problem are misjudged against each other, as a share of the step.
+    """
+
+    pairs: dict[str, dict[str, dict[Literal["dense", "moe"], Interval]]] = {}
+    unmeasured: dict[Literal["dense", "moe"], Interval] = {}
+    ranking: dict[Literal["dense", "moe"], NonNegativeFloat] = {}
+
+
+class PooledFigure(Frozen):
+    """A figure of stacks that nobody measured on an accelerator: factors on the documented one, by what the pair has in common
+    with those that were measured (the labels of `pooling.Pair`); `spread` is the width of its logarithm.
+    """
+
+    factors: dict[str, Annotated[float, Field(gt=0)]]
+    spread: NonNegativeFloat
+    source: str
+
+    def applied(self, documented: Figure, labels: Sequence[str]) -> Figure:
+        """The documented figure times the factors of the labels."""
+        value = documented.value * math.prod(self.factors.get(label, 1.0) for label in labels)
+        wide = math.exp(Z95 * self.spread)
+        source = f"{self.source}, over {documented.value:g}: {documented.source}"
+        return Figure(value=value, low=value / wide, high=value * wide, grade="assumed", source=source)
+
+
 class FitError(Frozen):
     """How far a fitted curve is from the points that it was not fitted on: relative errors of time, as fractions."""
 
@@ -164,7 +197,17 @@ class Profile(Frozen):
     step_time_interval: Interval
     step_time_interval_moe: Interval | None = None  # of models with experts, where they are known less well
     provenance: Provenance
-    stacks: dict[str, dict[str, dict[str, Figure]]] = {}  # a site's figures of a stack on an accelerator, over the catalog's
+    stacks: dict[str, dict[str, dict[str, Figure]]] = {}  # fitted figures of a stack on an accelerator
+    intervals: Intervals = Intervals()
+    pooled: dict[str, PooledFigure] = {}  # for stacks without an entry on the accelerator
+
+    @field_validator("pooled")
+    @classmethod
+    def _known_pooled(cls, pooled: dict[str, PooledFigure]) -> dict[str, PooledFigure]:
+        for name in pooled:
+            if name not in CALIBRATED:
+                raise ValueError(f"{name!r} is not one of {', '.join(CALIBRATED)}")
+        return pooled
 
     @field_validator("stacks")
     @classmethod
@@ -174,13 +217,32 @@ class Profile(Frozen):
                 check_figures(f"{stack} on {accelerator}", figures)
         return stacks
 
-    def stack_figures(self, stack: str, accelerator: str) -> dict[str, Figure]:
-        """Figures that lie over a stack's own on an accelerator; empty where the profile has none."""
-        return self.stacks.get(stack, {}).get(accelerator, {})
+    def stack_figures(self, stack: Stack, accelerator: str) -> dict[str, Figure]:
+        """Figures that lie over a stack's documented ones on an accelerator: its own fitted ones, else what others let expect."""
+        own = self.stacks.get(stack.name, {}).get(accelerator)
+        return self.pooled_figures(stack, accelerator) if own is None else own
 
-    def interval(self, moe: bool) -> Interval:
-        """The relative interval of step times, for models with or without experts."""
-        return self.step_time_interval_moe or self.step_time_interval if moe else self.step_time_interval
+    def pooled_figures(self, stack: Stack, accelerator: str) -> dict[str, Figure]:
+        """Figures of a stack without an entry on an accelerator; what was measured or given of it stays as it is."""
+        if accelerator in self.stacks.get(stack.name, {}):
+            return {}
+        labels = Pair(stack.name, stack.framework, accelerator).labels
+        documented = {name: getattr(stack, name) for name in self.pooled}
+        free = {name: figure for name, figure in documented.items() if figure.grade not in ("measured", "given")}
+        return {name: self.pooled[name].applied(figure, labels) for name, figure in free.items()}
+
+    def interval(self, stack: str, accelerator: str, moe: bool) -> Interval:
+        """The relative interval of step times: of the pair where it was measured, else the widest that is known to apply."""
+        kind: Literal["dense", "moe"] = "moe" if moe else "dense"
+        own = self.intervals.pairs.get(stack, {}).get(accelerator, {}).get(kind)
+        if own is not None:
+            return own
+        documented = self.step_time_interval_moe or self.step_time_interval if moe else self.step_time_interval
+        others = self.intervals.unmeasured.get(kind)
+        if others is None:
+            return documented
+        source = f"{stack} was not measured on {accelerator} with such models; {others.source}; {documented.source}"
+        return Interval(low=min(others.low, documented.low), high=max(others.high, documented.high), source=source)
 
     def gemm_curve(self, precision: str) -> GemmCurve:
         """The GEMM curve of a precision or of the path it shares; InputError when the profile has none."""
@@ -205,12 +267,13 @@ class Profile(Frozen):
         return curve
 
 
-def load_profile(accelerator_name: str, path: str | None = None) -> Profile:
+def load_profile(accelerator_name: str, path: str | None = None, fits: bool = True) -> Profile:
     """Profile of an accelerator: the shipped file of that name, else of the longest name that it extends, else the default.
 
     A grade or memory variant (ascend-910b-376t, say) thus takes its family's figures; `default.yaml` has `fitted: false`.
     `path` is a user's YAML that overrides section by section: a mapping is merged key by key down to single figures, a
-    figure (value, low, high, source) is replaced whole. Raises InputError on unreadable or malformed files.
+    figure (value, low, high, source) is replaced whole. Raises InputError on unreadable or malformed files. Between the two lie
+    the stacks' figures of `fits.yaml`, which were fitted to published runs; without `fits` the documented ones hold.
     """
     shipped = resources.files(__package__) / "profiles"
     names = [file.name.removesuffix(".yaml") for file in shipped.iterdir() if file.name.endswith(".yaml")]
@@ -218,6 +281,8 @@ def load_profile(accelerator_name: str, path: str | None = None) -> Profile:
     family = max((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=DEFAULT)
     data = parse_document((shipped / f"{family}.yaml").read_text(encoding="utf-8"), f"profile {family}")
     data["accelerator"] = accelerator_name
+    if fits:
+        data = _merged(data, parse_document((resources.files(__package__) / FITS).read_text(encoding="utf-8"), FITS))
     if path is not None:
         data = _merged(data, read_document(Path(path)))
     return to_record(Profile, data, path or f"profile {family}")

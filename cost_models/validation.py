@@ -16,20 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from ..search_spaces.layout import Floats, LayoutTable, Problem
-from ..search_spaces.quantities import usable_bytes
-from .details import model_flops
-from .memory import GIB, verdict
-from .profile import Profile, load_profile
+from ..search_spaces.layout import Floats, LayoutTable
+from ..search_spaces.quantities import free_bytes
+from .details import MEMORY_TERMS, model_flops
+from .memory import GIB, runs_out, verdict
+from .profile import Interval, Profile, load_profile
 from .run_exclusions import exclusions
 from .run_layouts import Job, job_of
 from .run_models import Shape, read_shapes
 from .run_statistics import POOLS, Statistics, slices, statistics
-from .runs import Run, Unpriceable, meaning, read_runs
+from .runs import MEASURED, Run, Unpriceable, meaning, read_runs
 from .step import CostModel, Rows, same_shape
 
-UNSURE = 0.15
-"""Relative distance from the usable memory within which no model of it does better than a coin flip (964 runs of one sweep)."""
+COMMUNICATORS = MEMORY_TERMS.index("communicators")
 HARDWARE_FACTOR = 4.0 / 3.0  # FLOPs of hardware over model where every layer is recomputed: four passes for three
 
 
@@ -56,6 +55,7 @@ class Outcome:
     mfu_time_s: float | None = None  # step time at an MFU of 1
     constant_mfu_s: float | None = None
     documented_s: float | None = None
+    interval: Interval | None = None  # of the step time, as a plan would state it
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `validate --json`."""
@@ -108,6 +108,23 @@ class Validation:
                 found.append((pool.name, split, statistics([o for o in members if o.run.split == split])))
         return found
 
+    def coverage(self) -> list[tuple[str, str, int, int]]:
+        """How many counted rows lie inside their stated interval, of how many: (pool, split, inside, rows)."""
+        found = []
+        for name, members in [
+            ("all rows", list(self.outcomes)),
+            *((p.name, [o for o in self.outcomes if p.holds(o)]) for p in POOLS),
+        ]:
+            for split in ("fit", "test"):
+                inside = [
+                    o.interval.low <= o.measured_step_time_s / o.predicted_step_time_s <= o.interval.high
+                    for o in members
+                    if o.run.split == split and not o.excluded and o.interval and o.predicted_step_time_s and o.measured_step_time_s
+                ]
+                if inside:
+                    found.append((name, split, sum(inside), len(inside)))
+        return found
+
     def worst(self, of_each: int) -> list[Outcome]:
         """Of every family, the counted rows whose step time is predicted worst, by the ratio of the two."""
 
@@ -151,15 +168,7 @@ def outcomes_of(
     runs: Sequence[Run], shapes: Mapping[str, Shape], profile: str | None = None, progress: Progress | None = None
 ) -> list[Outcome]:
     """Every run priced, or with the reason why not, in order."""
-    found: list[Outcome] = []
-    batches: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for place, run in enumerate(runs):
-        try:
-            job = job_of(run, shapes)
-            found.append(Outcome(run, job=job, excluded=exclusions(job), measured_peak_gib=run.number("measured_peak_mem_gib")))
-            batches[problem_key(job)].append(place)
-        except Unpriceable as reason:
-            found.append(Outcome(run, skipped=str(reason), measured_step_time_s=_printed_step_s(run)))
+    found, batches = _jobs(runs, shapes)
     waiting = total = sum(len(places) for places in batches.values())
     for places in batches.values():
         for place, outcome in zip(places, _priced([found[place] for place in places], profile), strict=True):
@@ -168,6 +177,36 @@ def outcomes_of(
         if progress is not None:
             progress(1.0 - waiting / total)
     return _with_constant_mfu(found)
+
+
+def measured_of(runs: Sequence[Run], shapes: Mapping[str, Shape]) -> list[Outcome]:
+    """Every run with its job and what was measured, or with the reason why it cannot be priced, in order; no prices."""
+    found, batches = _jobs(runs, shapes)
+    for places in batches.values():
+        job = found[places[0]].job
+        assert job is not None
+        layers = CostModel(job.problem, profile_of(job.curves, job.gemm_curve, None)).layers
+        flops = tuple(each * job.problem.workload.global_batch for each in model_flops(layers))
+        for place in places:
+            seconds = _measured_step_s(found[place].job or job, (flops[0], flops[1]))
+            found[place] = replace(found[place], measured_step_time_s=seconds)
+    return found
+
+
+def _jobs(runs: Sequence[Run], shapes: Mapping[str, Shape]) -> tuple[list[Outcome], dict[tuple[object, ...], list[int]]]:
+    """Runs as jobs, unpriced, and the places of those that share a problem."""
+    found: list[Outcome] = []
+    batches: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, run in enumerate(runs):
+        try:
+            for column in MEASURED:
+                run.measure(column)
+            job = job_of(run, shapes)
+            found.append(Outcome(run, job=job, excluded=exclusions(job), measured_peak_gib=run.measure("measured_peak_mem_gib")))
+            batches[problem_key(job)].append(place)
+        except Unpriceable as reason:
+            found.append(Outcome(run, skipped=str(reason), measured_step_time_s=_printed_step_s(run)))
+    return found, batches
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Validation:
@@ -197,9 +236,9 @@ def problem_key(job: Job) -> tuple[object, ...]:
 
 
 @cache
-def profile_of(accelerator: str, gemm_curve: str, path: str | None) -> Profile:
+def profile_of(accelerator: str, gemm_curve: str, path: str | None, fits: bool = True) -> Profile:
     """A profile whose FP8 curve is that of the run's recipe, where it has one."""
-    profile = load_profile(accelerator, path)
+    profile = load_profile(accelerator, path, fits)
     if gemm_curve != "fp8_tensor" or gemm_curve not in profile.gemm:
         return profile
     return profile.model_copy(update={"gemm": {**profile.gemm, "fp8": profile.gemm[gemm_curve]}})
@@ -213,56 +252,61 @@ def _priced(outcomes: Sequence[Outcome], path: str | None) -> list[Outcome]:
     model = CostModel(problem, curves)
     rows = model.rows(table)
     step_s = model.price_rows(rows).step_time_s
-    documented_s = CostModel(without_fits(problem), curves.model_copy(update={"stacks": {}})).price(table).step_time_s
+    documented_s = CostModel(problem, curves.model_copy(update={"stacks": {}, "pooled": {}})).price(table).step_time_s
     flops = tuple(each * problem.workload.global_batch for each in model_flops(model.layers))
-    limit = usable_bytes(problem) / GIB
+    free = free_bytes(problem.cluster) / GIB
+    interval = curves.interval(problem.stack.name, problem.cluster.accelerator.name, problem.model.is_moe)
     found = []
     for place, (outcome, job, stages) in enumerate(zip(outcomes, jobs, _stage_peaks_gib(model, rows), strict=True)):
-        fullest = float(stages.max())
+        fullest = float(stages.sum(axis=0).max())
         found.append(
             replace(
                 outcome,
                 predicted_step_time_s=float(step_s[place]),
                 documented_s=float(documented_s[place]),
+                interval=interval,
                 measured_step_time_s=_measured_step_s(job, (flops[0], flops[1])),
                 predicted_peak_gib=_as_measured_gib(job, stages),
                 fullest_gib=fullest,
-                predicted_oom=fullest > limit,
-                memory_verdict=verdict(fullest, limit, UNSURE),
+                predicted_oom=runs_out(problem, fullest * GIB),
+                memory_verdict=verdict(fullest, free),
                 mfu_time_s=flops[0] / (problem.devices * problem.cluster.accelerator.peak_flops[problem.workload.precision].value),
             )
         )
     return found
 
 
-def without_fits(problem: Problem) -> Problem:
-    """The problem with its stack's documented figures, none of them fitted to runs."""
-    return problem.model_copy(update={"stack": problem.stack.model_copy(update={"by_accelerator": {}})})
-
-
 def _stage_peaks_gib(model: CostModel, rows: Rows) -> list[Floats]:
-    """Peak of every stage (pp,) of every row."""
+    """Peak of every stage by term (terms, pp) of every row."""
     found: list[Floats] = [np.zeros(0)] * len(rows)
     for members in same_shape(rows.table):
         part = rows.take(members)
         cuts = np.array([part.table.splits[int(index)].cuts for index in part.table.split])
-        peaks = model.stage_peaks(part, part.prefix.chunks(cuts)).sum(axis=0) / GIB
+        peaks = model.stage_peaks(part, part.prefix.chunks(cuts)) / GIB
         for place, row in enumerate(members):
-            found[row] = peaks[place]
+            found[row] = peaks[:, place]
     return found
 
 
 def _as_measured_gib(job: Job, stages: Floats) -> float:
-    if job.memory == "first stage":
-        return float(stages[0])
-    context = job.problem.cluster.context_bytes.value / GIB if job.memory == "whole device" else 0.0
-    return float(stages.max()) + context
+    """The figure that the source measured, from bytes by term and stage (terms, pp).
+
+    NCCL and HCCL take their buffers from the device themselves: the framework's allocator does not count them.
+    """
+    how, where = job.memory.split()
+    buffers = stages[COMMUNICATORS]
+    peaks = stages.sum(axis=0) - buffers
+    if how != "allocated":
+        peaks = peaks * job.problem.stack.reserved_over_allocated.value
+    if how == "device":
+        peaks = peaks + buffers + job.problem.cluster.context_bytes.value / GIB
+    return float(peaks[0] if where == "first" else peaks.max())
 
 
 def _printed_step_s(run: Run) -> float | None:
     """Step time as printed, for rows that cannot be priced."""
     try:
-        return run.number("measured_step_time_s")
+        return run.measure("measured_step_time_s")
     except Unpriceable:
         return None
 

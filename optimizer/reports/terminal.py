@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...search_spaces.layout import Layout, Problem, Recompute, Stage
-from ..result import Certificate, Memory, Plan, PricedLayout, StageMemory
+from ..result import Certificate, Memory, Plan, PricedLayout, StageMemory, Tie
 from . import wording
 from .comparison import Comparison, compare
 
@@ -314,8 +314,20 @@ def _alternatives(plan: Plan, width: int) -> Group:
             table.add_row(*(Text(cell, style=STRONG) for cell in (*frame, time, "", "the plan")))
             continue
         found = compare(plan.problem, plan.plan, one)
-        table.add_row(*map(Text, frame), Text(time), Text(wording.signed(wording.percent(found.slower))), _trade(found))
-    return _section("Alternatives", table, note=Text("degrees not shown are the plan's", style=LABEL))
+        tied = any(plan.alternatives[tie.alternative] is one for tie in plan.ties)
+        trade = Text.assemble(("tie", DOUBT), ": ", _trade(found)) if tied else _trade(found)
+        table.add_row(*map(Text, frame), Text(time), Text(wording.signed(wording.percent(found.slower))), trade)
+    body: list[RenderableType] = [table, *([Text(_tie_sentence(plan.ties))] if plan.ties else [])]
+    return _section("Alternatives", *body, note=Text("degrees not shown are the plan's", style=LABEL))
+
+
+def _tie_sentence(ties: Sequence[Tie]) -> str:
+    """What the predictions cannot tell apart, and what would tell the nearest of it."""
+    first = ties[0]
+    return (
+        f"Two layouts of one problem are misjudged against each other by {wording.percent(first.noise)}: "
+        f"{wording.count(len(ties), 'alternative')} may be as fast. Beside the nearest, {first.decided_by}."
+    )
 
 
 def _trade(found: Comparison) -> Text:

@@ -7,16 +7,21 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ...cost_models.run_exclusions import EXCLUSIONS
 from ...cost_models.run_statistics import Ranking, Statistics
 from ...cost_models.runs import VOCABULARY
-from ...cost_models.validation import Cell, Outcome, Validation
+from ...cost_models.transfer import COUNTS, Learnt
+from ...cost_models.validation import Outcome, Validation
 
 TIME = ("rows", "median", "90th", "bias", "unfitted", "constant", "Spearman", "regret", "random")
 """Columns of step time: errors, median errors without a fit and of a constant MFU, rank correlation, regret, a random pick's."""
 MEMORY = ("peaks", "median", "90th", "bias", "ran out", "precision", "recall", "unsure")
 """Columns of memory: errors of the peak, rows that ran out of memory among those that say, the verdict on them."""
+TIME_SHORT = ("rows", "med", "90th", "bias", "unfit", "const", "Spearman", "regret")
+MEMORY_SHORT = ("peaks", "med", "90th", "bias", "ran out", "prec", "rec", "unsure")
+"""The same columns for a terminal of 80 columns; shares are in percent."""
 WORST = 2
 """Rows of each family that are named as its worst."""
 Lines = list[tuple[str, ...]]
@@ -24,13 +29,17 @@ Lines = list[tuple[str, ...]]
 
 def render(validation: Validation, console: Console) -> None:
     """Accuracy per family and accelerator, worst rows, and what was left out."""
-    families = [(_name(c), c.statistics) for c in validation.cells if c.slice == "counted"]
-    pools = [(f"{name} {split}", found) for name, split, found in validation.pools()]
+    families = [
+        (c.family, f"{c.accelerator.removesuffix('-SXM')} {c.split}", c.statistics)
+        for c in validation.cells
+        if c.slice == "counted"
+    ]
+    pools = validation.pools()
     for title, named in (("counted rows", families), ("pooled", pools)):
-        lines = [(name, *time_cells(found)[:-1]) for name, found in named if found.time]
-        _print(console, f"Step time, {title}", ("", *TIME[:-1]), lines, numbers=len(TIME) - 1)
-    memory = [(name, *memory_cells(s)) for name, s in families if has_memory(s)]
-    _print(console, "Memory, counted rows", ("", *MEMORY), memory, numbers=len(MEMORY))
+        lines = [(head, name, *_bare(time_cells(found)[:-1])) for head, name, found in named if found.time]
+        _grouped(console, f"Step time, {title} (%)", TIME_SHORT, lines)
+    memory = [(head, name, *_bare(memory_cells(s))) for head, name, s in families if has_memory(s)]
+    _grouped(console, "Memory, counted rows (%)", MEMORY_SHORT, memory)
     _print(console, "Worst rows", ("id", "ratio", "predicted", "measured"), worst(validation), numbers=3)
     _print(console, "Not priced", ("rows", "family", "reason"), skipped(validation))
     _print(console, "Priced but not counted", ("rows", "family", "rule"), excluded(validation))
@@ -57,6 +66,21 @@ def memory_table(validation: Validation, slices: Sequence[str] = ()) -> Lines:
 def pool_table(validation: Validation) -> Lines:
     """Pool, split and step time."""
     return [(name, split, *time_cells(found)) for name, split, found in validation.pools() if found.time]
+
+
+def coverage(validation: Validation) -> Lines:
+    """Of which rows how many lie inside the interval that a plan would state."""
+    return [(name, split, str(rows), _share(inside / rows)) for name, split, inside, rows in validation.coverage()]
+
+
+def learning_curves(found: Sequence[Learnt]) -> Lines:
+    """Families left out: what was held out, and median errors by how many of their rows were learnt from."""
+    lines: Lines = []
+    for one in found:
+        errors = [_share(one.errors[place] if place < len(one.errors) else None) for place in range(len(COUNTS))]
+        kind = "MoE" if one.moe else "dense"
+        lines.append((one.family, one.stack, one.accelerator, kind, str(one.held_out), _share(one.documented), *errors))
+    return lines
 
 
 def worst(validation: Validation, of_each: int = WORST) -> Lines:
@@ -143,8 +167,28 @@ def _print(console: Console, title: str, headers: Sequence[str], lines: Lines, n
     console.print()
 
 
-def _name(cell: Cell) -> str:
-    return f"{cell.family} {cell.accelerator.removesuffix('-SXM')} {cell.split}"
+def _grouped(console: Console, title: str, headers: Sequence[str], lines: Lines) -> None:
+    """A table of numbers whose lines stand, indented, below what their first cell names, which is written once.
+
+    Nothing is wrapped or cut: a terminal of 80 columns holds it.
+    """
+    if not lines:
+        return
+    rows = [("", *headers), *((f"  {name}", *cells) for _, name, *cells in lines)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    text = [" ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]) for row in rows]
+    console.print(Text(title, style="italic"))
+    console.print(Text(text[0], style="bold"))
+    for above, line, row in zip(["", *(line[0] for line in lines)], lines, text[1:], strict=False):
+        if line[0] != above:
+            console.print(Text(line[0]))
+        console.print(Text(row))
+    console.print()
+
+
+def _bare(cells: Sequence[str]) -> list[str]:
+    """Cells without their unit, which stands in the title."""
+    return [cell.removesuffix(" %") for cell in cells]
 
 
 def _worst_line(outcome: Outcome) -> tuple[str, ...]:

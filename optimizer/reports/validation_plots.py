@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...cost_models.memory import GIB
 from ...cost_models.run_statistics import RANKED_WITHIN, SMALLEST_GROUP, regret
 from ...cost_models.validation import Outcome, Validation
 from ...search_spaces.errors import InputError
+from ...search_spaces.quantities import free_bytes
+from ...search_spaces.workload import MEMORY_BAND
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +24,7 @@ OURS, BASELINE = "#1d4ed8", "#9ca3af"
 COLUMNS = 5
 FACTORS = ("num_accelerators", "tp", "pp", "cp", "ep", "micro_batch", "num_microbatches", "seq_len", "hidden_size")
 FEW = 5  # rows that a box needs
+STATUSES = ("ok", "oom")
 
 
 def write_plots(validation: Validation, directory: Path) -> list[Path]:
@@ -66,22 +70,26 @@ def error_by_factor(validation: Validation) -> Figure:
 
 
 def memory(validation: Validation) -> Figure:
-    """Peak memory per family, and the predicted peak of runs that fitted and that ran out."""
+    """Peak memory per family, and runs that fitted and that ran out by their predicted peak over the device's free memory."""
     peaks: dict[str, list[Outcome]] = {}
     for name in validation.families:
         rows = [o for o in validation.outcomes if o.run.family == name and o.predicted_peak_gib and o.measured_peak_gib]
         if len(rows) >= FEW:
             peaks[f"{name} ({len(rows)})"] = rows
-    ended = [o for o in validation.outcomes if o.run.family == "aleph-alpha" and o.fullest_gib]
+    ends: dict[str, list[Outcome]] = {}
+    for name in validation.families:
+        rows = [o for o in validation.outcomes if o.run.family == name and o.predicted_oom is not None and o.run.status in STATUSES]
+        if sum(1 for o in rows if o.run.status == "oom") >= FEW:
+            ends[f"{name}: {len(rows)} that ran or ran out"] = rows
 
-    def draw(axes: Axes, rows: Sequence[Outcome]) -> None:
-        if rows is ended:
-            _draw_ends(axes, ended)
+    def draw(axes: Axes, panel: tuple[bool, list[Outcome]]) -> None:
+        if panel[0]:
+            _draw_ends(axes, panel[1])
         else:
-            _scatter(axes, rows, lambda o: (o.measured_peak_gib, o.predicted_peak_gib))
+            _scatter(axes, panel[1], lambda o: (o.measured_peak_gib, o.predicted_peak_gib))
 
-    shown = peaks | ({"aleph-alpha: fitted or ran out": ended} if ended else {})
-    return _grid(shown, draw, "measured peak, GiB", "predicted peak, GiB")
+    shown = {name: (False, rows) for name, rows in peaks.items()} | {name: (True, rows) for name, rows in ends.items()}
+    return _grid(shown, draw, "measured peak, GiB (bars: predicted peak over free memory)", "predicted peak, GiB (bars: runs)")
 
 
 def regrets(validation: Validation) -> Figure:
@@ -193,13 +201,21 @@ def _draw_boxes(axes: Axes, found: dict[int, list[float]]) -> None:
 
 
 def _draw_ends(axes: Axes, rows: Sequence[Outcome]) -> None:
-    bins = [4.0 * step for step in range(60)]
+    """Runs by predicted peak over free memory, in steps of 5 %; grey: the band of doubt, line: the boolean's limit."""
+    bins = [0.05 * step for step in range(51)]
+    axes.axvspan(1.0 - MEMORY_BAND, 1.0 + MEMORY_BAND, color="#e5e7eb", zorder=0)
     for status, colour in (("ok", OURS), ("oom", COLOURS["test"])):
-        peaks = [min(o.fullest_gib or 0.0, bins[-1] - 1.0) for o in rows if o.run.status == status]
-        axes.hist(peaks, bins=bins, color=colour, alpha=0.6, label=status)
-    axes.axvline(80e9 / 2**30, color="black", linewidth=0.8)
-    axes.set_title("aleph-alpha: rows by predicted peak, 80 GB", fontsize=9)
+        shares = [min(_share_of_free(o), bins[-1] - 0.01) for o in rows if o.run.status == status]
+        axes.hist(shares, bins=bins, color=colour, alpha=0.6, label=f"{status} ({len(shares)})")
+    limits = {o.job.problem.stack.reserved_over_allocated.value for o in rows if o.job is not None}
+    for reserved in limits:
+        axes.axvline(1.0 / reserved, color="black", linewidth=0.8)
     axes.legend(fontsize=6, frameon=False)
+
+
+def _share_of_free(outcome: Outcome) -> float:
+    assert outcome.job is not None
+    return (outcome.fullest_gib or 0.0) * GIB / free_bytes(outcome.job.problem.cluster)
 
 
 def _draw_regrets(axes: Axes, pairs: Sequence[tuple[float, float]]) -> None:

@@ -181,7 +181,7 @@ def test_update_keeps_documented_sections_and_is_reproducible(tmp_path: Path) ->
     assert updated.collectives["scale-out"] == shipped.collectives["scale-out"]
     assert updated.collectives["scale-up"]["p2p"] == shipped.collectives["scale-up"]["p2p"]
     assert updated.gemm["bf16"].n0.value == pytest.approx(GEMM_TRUTH["n0"], rel=0.2)
-    assert load_profile("a100-80gb-sxm", str(path)) == updated
+    assert load_profile("a100-80gb-sxm", str(path), fits=False) == updated
     update_profile(path, tables, DEVICES["a100-80gb-sxm"])
     assert path.read_text(encoding="utf-8") == text
     assert text.startswith("#")

@@ -17,10 +17,10 @@ from paraplan.cost_models.run_exclusions import EXCLUSIONS
 from paraplan.cost_models.run_layouts import Job, job_of
 from paraplan.cost_models.run_models import model_spec, read_shapes
 from paraplan.cost_models.run_splits import even_counts, split_of
-from paraplan.cost_models.run_statistics import average_ranks, errors, regret, spearman
+from paraplan.cost_models.run_statistics import Statistics, average_ranks, errors, regret, spearman
 from paraplan.cost_models.runs import VOCABULARY, Run, Unpriceable, meaning, read_runs
 from paraplan.cost_models.step import CostModel
-from paraplan.cost_models.validation import UNSURE, Validation, validate
+from paraplan.cost_models.validation import Validation, outcomes_of, summarize, validate
 from paraplan.optimizer import InputError
 from paraplan.optimizer.cli import main
 from paraplan.search_spaces.inputs import catalog_names, load_model
@@ -196,6 +196,19 @@ def test_nanotron_deals_out_blocks_by_matrix_products() -> None:
     assert counts[-1] < counts[0], "the head's 128k vocabulary weighs as much as two layers"
 
 
+def test_balanced_parameters_take_layers_off_both_ends() -> None:
+    model = load_model("llama-3.1-8b")  # embedding and head weigh 2.4 layers each
+    counts = split_of(model, 4, 1, "by parameters", "").counts
+    assert sum(counts) == 32
+    assert max(counts[0], counts[-1]) < min(counts[1:3])
+
+
+def test_site_of_bigscience_has_half_a_link_per_device(runs: dict[str, Run]) -> None:
+    name = next(name for name, run in runs.items() if run.family == "bigscience" and "A100" in run.accelerator)
+    outermost = job(runs[name]).problem.cluster.levels[-1]
+    assert outermost.bandwidth_bytes_per_s.value / outermost.devices_per_nic == 6.25e9
+
+
 def test_shapes_cover_mla_moe_and_mtp() -> None:
     shapes = read_shapes(MEASURED / "models.json")
     model = model_spec("deepseek-v3-mtp1", shapes, 4096)
@@ -216,12 +229,25 @@ def test_rows_cost_what_evaluate_says(runs: dict[str, Run], found: Validation) -
         assert row.fullest_gib == pytest.approx(peak, rel=1e-9)
 
 
-def test_first_stage_and_whole_device_memory(found: Validation) -> None:
-    rows = {o.run.id: o for o in found.outcomes}
-    nanotron, bigscience = rows["nt-8p86b-n4-dp2-tp4-pp4-mbs2-ga64-z1"], rows["bs-prequel-92-g384-dp8-tp4-pp12-mbs4"]
-    assert nanotron.predicted_peak_gib is not None and nanotron.fullest_gib is not None
-    assert nanotron.predicted_peak_gib <= nanotron.fullest_gib
-    assert bigscience.predicted_peak_gib == pytest.approx((bigscience.fullest_gib or 0.0) + 0.8)
+def test_a_peak_is_predicted_as_its_source_measured_it(found: Validation) -> None:
+    """Allocated: without communicators, of the first stage where rank 0 logs; reserved: with the cache; device: with all else."""
+    gib = 2**30
+    for name, how in (
+        ("nt-8p86b-n4-dp2-tp4-pp4-mbs2-ga64-z1", "first stage"),
+        ("titan-t1-0", "reserved"),
+        ("bs-prequel-92-g384-dp8-tp4-pp12-mbs4", "device"),
+        ("simumax-b200-llama3-405b-l4-tp4-pp1-dp2-mbc4-cef", "allocated"),
+    ):
+        row = next(o for o in found.outcomes if o.run.id == name)
+        assert row.job is not None
+        stages = detail(CostModel(row.job.problem, load_profile(row.job.curves)), row.job.layout).stage_bytes
+        allocated = [(sum(terms.values()) - terms["communicators"]) / gib for terms in stages]
+        expected = allocated[0] if how == "first stage" else max(allocated)
+        if how in ("reserved", "device"):
+            expected *= 1.05
+        if how == "device":
+            expected += stages[0]["communicators"] / gib + 0.8
+        assert row.predicted_peak_gib == pytest.approx(expected, rel=1e-9), name
 
 
 def test_mfu_only_rows_get_a_step_time_by_the_familys_convention(found: Validation) -> None:
@@ -247,9 +273,8 @@ def test_structural_rules_are_listed_and_never_read_an_error(found: Validation) 
 
 @pytest.mark.parametrize(
     ("family", "split", "median", "worst_spearman"),
-    # Aleph Alpha's eight rows on 8 servers are misordered by a share of scale-out bandwidth fitted on more servers: its fit trades
-    # their ranking for their error (15 % before), since congestion that grows with the servers is not modelled.
-    [("korthikanti", "fit", 0.02, None), ("korthikanti", "test", 0.055, None), ("aleph-alpha", "test", 0.07, None)],
+    # Aleph Alpha's eight rows are of its 13B model: two stages of it cost more, and its gradients less, than those of the 30B one.
+    [("korthikanti", "fit", 0.02, None), ("korthikanti", "test", 0.055, None), ("aleph-alpha", "test", 0.085, 0.4)],
 )
 def test_error_on_the_sample_has_not_grown(
     found: Validation, family: str, split: str, median: float, worst_spearman: float | None
@@ -260,9 +285,57 @@ def test_error_on_the_sample_has_not_grown(
         assert cell.statistics.ranking is not None and (cell.statistics.ranking.spearman_least or 0.0) >= worst_spearman
 
 
-def test_simumax_memory_has_not_grown_worse(found: Validation) -> None:
-    cell = next(c for c in found.cells if (c.family, c.slice) == ("simumax", "counted"))
-    assert cell.statistics.memory.peak is not None and cell.statistics.memory.peak.median <= 0.035
+@pytest.mark.parametrize(("family", "median"), [("simumax", 0.01), ("torchtitan", 0.03), ("kempner", 0.02), ("nanotron", 0.12)])
+def test_memory_has_not_grown_worse(found: Validation, family: str, median: float) -> None:
+    cell = next(c for c in found.cells if (c.family, c.slice) == (family, "counted") and c.statistics.memory.peak)
+    assert cell.statistics.memory.peak is not None and cell.statistics.memory.peak.median <= median
+
+
+def test_runs_that_ran_out_are_told(found: Validation) -> None:
+    ended = [o for o in found.outcomes if o.run.status == "oom" and not o.skipped]
+    assert len(ended) >= 6 and all(o.predicted_oom for o in ended)
+
+
+@pytest.fixture(scope="module")
+def memory_cells() -> dict[tuple[str, str], Statistics]:
+    """Statistics of memory of all published runs that say something of it, by family and split."""
+    if not WHOLE.is_file():
+        pytest.skip("the measured runs are not here")
+    runs = [run for run in read_runs(WHOLE) if run.text("measured_peak_mem_gib") or run.family == "aleph-alpha"]
+    cells = summarize(outcomes_of(runs, read_shapes(WHOLE.parent / "models.json"))).cells
+    return {(c.family, c.split): c.statistics for c in cells if c.slice == RECORDED.get(c.family, ("counted",))[0]}
+
+
+RECORDED = {
+    "simumax": ("counted", 0.02),
+    "nanotron": ("pp 1, tp ≤ 8", 0.05),
+    "kempner": ("counted", 0.05),
+    "torchtitan": ("counted", 0.05),
+}
+"""The slice of a family, and the median error of its peaks that was recorded when the model was made, rounded up."""
+
+
+@pytest.mark.parametrize("split", ["fit", "test"])
+@pytest.mark.parametrize("family", RECORDED)
+def test_recorded_errors_of_peak_memory_have_not_grown(
+    memory_cells: dict[tuple[str, str], Statistics], family: str, split: str
+) -> None:
+    peak = memory_cells[family, split].memory.peak
+    assert peak is not None and peak.median <= RECORDED[family][1]
+
+
+@pytest.mark.parametrize(
+    ("split", "precision", "recall", "sure_accuracy"), [("fit", 0.97, 0.955, 0.98), ("test", 0.97, 0.88, 0.94)]
+)
+def test_recorded_verdicts_on_published_runs_have_not_grown_worse(
+    memory_cells: dict[tuple[str, str], Statistics], split: str, precision: float, recall: float, sure_accuracy: float
+) -> None:
+    """The boolean on every row, those within the band of doubt too; outside it, verdicts are nearly always right."""
+    told = memory_cells["aleph-alpha", split].memory
+    assert told.precision is not None and told.precision >= precision
+    assert told.recall is not None and told.recall >= recall
+    assert told.sure_accuracy is not None and told.sure_accuracy >= sure_accuracy
+    assert told.unsure is not None and told.unsure <= 0.2
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------------------
@@ -290,7 +363,9 @@ def test_errors_and_bias() -> None:
 
 
 def test_near_the_limit_nobody_knows() -> None:
-    assert [verdict(peak, 100.0, UNSURE) for peak in (80.0, 90.0, 110.0, 120.0)] == ["fits", "unsure", "unsure", "oom"]
+    """85 % of the free memory is still a fit: that is as far as a plan goes by default."""
+    assert [verdict(peak, 100.0) for peak in (85.0, 85.01, 114.9, 115.1)] == ["fits", "unsure", "unsure", "oom"]
+    assert [verdict(peak, 100.0) for peak in (80.0, 90.0, 110.0, 120.0)] == ["fits", "unsure", "unsure", "oom"]
 
 
 # --- the command ---------------------------------------------------------------------------------------------------------------

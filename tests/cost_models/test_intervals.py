@@ -1,0 +1,63 @@
+"""Intervals: residuals with a group left out against the fit made without it, how pairs are held together, and the coverage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paraplan.cost_models.intervals import Residuals, intervals_of, left_out
+from paraplan.cost_models.profile import load_profile
+from paraplan.cost_models.validation import validate
+
+SAMPLE = Path(__file__).parents[1] / "measured" / "runs_sample.csv"
+
+
+def test_leaving_a_group_out_is_fitting_without_it() -> None:
+    """For a linear model the formula is exact: against ridge regressions made without each group."""
+    rng = np.random.default_rng(0)
+    jacobian, target, weights, prior = rng.normal(size=(12, 3)), rng.normal(size=12), rng.uniform(0.5, 2.0, 12), np.eye(3) * 0.7
+    groups = list("aaabbbbccddd")
+
+    def solved(rows: np.ndarray) -> np.ndarray:
+        part = jacobian[rows]
+        return np.linalg.solve((part.T * weights[rows]) @ part + prior, -(part.T * weights[rows]) @ target[rows])
+
+    theta = solved(np.arange(12))
+    curvature = (jacobian.T * weights) @ jacobian + prior
+    found = left_out(target + jacobian @ theta, jacobian, weights, curvature, groups)
+    for group in "abcd":
+        rows = np.array([each == group for each in groups])
+        assert found[rows] == pytest.approx((target + jacobian @ solved(np.flatnonzero(~rows)))[rows])
+
+
+def residuals(stack: str, values: list[float]) -> Residuals:
+    return Residuals(stack, "h100", tuple(values), tuple(False for _ in values), tuple(0 for _ in values))
+
+
+def test_many_runs_speak_for_themselves_and_few_are_held_to_the_others() -> None:
+    sizes = np.linspace(0.001, 0.05, 400).tolist()
+    found = intervals_of([residuals("many", sizes), residuals("few", [0.001]), residuals("wild", [0.5] * 40)], []).pairs
+    many, few = found["many"]["h100"]["dense"], found["few"]["h100"]["dense"]
+    assert many.high == pytest.approx(np.exp(0.04), abs=0.01)
+    assert few.high > 1.2 > many.high
+    assert "1 run" in few.source and many.low == pytest.approx(1 / many.high, rel=1e-3)
+
+
+def test_ranking_noise_is_what_layouts_of_one_problem_differ_by() -> None:
+    """A bias that is common to a problem's layouts does not count: 30 % off alike, 2 % apart."""
+    assert intervals_of([residuals("one", [0.30, 0.32])], []).ranking["dense"] == pytest.approx(0.0202, abs=1e-4)
+
+
+def test_what_nobody_measured_is_wider_and_says_so() -> None:
+    profile = load_profile("h100-80gb-sxm")
+    measured = profile.interval("nemo-24", "h100-80gb-sxm", moe=False)
+    unknown = profile.interval("nobody", "h100-80gb-sxm", moe=False)
+    assert unknown.low < measured.low and unknown.high > measured.high
+    assert "nobody was not measured on h100-80gb-sxm" in unknown.source
+
+
+def test_intervals_hold_about_as_many_of_the_samples_test_rows_as_they_say() -> None:
+    inside, rows = next((i, n) for name, split, i, n in validate(SAMPLE).coverage() if (name, split) == ("all rows", "test"))
+    assert rows >= 10
+    assert 0.6 <= inside / rows <= 1.0
