@@ -76,8 +76,7 @@ def most_work_s(rows: Rows, after: Floats, limit_s: Floats) -> Floats:
     Path (D) through the fullest stage s, of work x: T ≥ 2W − P + (m−1−w)·x + r·x with P ≤ (s+1)·x before its end, whatever s is
     T ≥ 2W + (m−1−pp+r)·x. At block depth P counts recompute at its mean, up to pp−1 stages' worth. No limit where m ≤ pp+1.
     """
-    pp, m = int(rows.table.pp[0]), rows.table.num_microbatches
-    prefix = rows.prefix
+    pp, m, prefix = rows.table.pp, rows.table.num_microbatches, rows.prefix
     mean = np.where(prefix.depth < prefix.blocks, prefix.nominal_recompute_s(pp, pp - 1), 0.0)
     turns = m - 1 - pp + after
     room = limit_s - 2.0 * prefix.total_s(pp) + mean
@@ -105,7 +104,7 @@ def row_bounds_bytes(model: CostModel, rows: Rows) -> Floats:
             each = mu * (a[:, piece, None] + flight * r[:, piece, None])
             total += count * each.min(axis=1)
         least[members] = total
-    return least + rows.transient_bytes + rows.communicator_bytes
+    return least + rows.least_transient_bytes + rows.communicator_bytes
 
 
 def _piece_bytes(model: CostModel, rows: Rows) -> tuple[Floats, Floats, Floats]:

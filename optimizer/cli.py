@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -139,7 +139,7 @@ FrameworkVersion = Annotated[str | None, typer.Option("--framework-version", met
 Profile = Annotated[str | None, typer.Option("--profile", metavar="FILE", help="Fitted figures to use over the shipped ones.")]
 MemoryMargin = Annotated[
     float | None,
-    typer.Option("--memory-margin", parser=_number, metavar="F", help="Share of device memory to keep free, such as 0.06."),
+    typer.Option("--memory-margin", parser=_number, metavar="F", help="Share of memory to keep free; a plan keeps 0.15."),
 ]
 VocabSize = Annotated[
     int | None, typer.Option("--vocab-size", parser=_whole, metavar="N", help="Vocabulary, where it differs from the model's.")
@@ -182,7 +182,9 @@ def plan_command(
     precision: Precision = "bf16",
     fix: Annotated[list[str] | None, typer.Option("--fix", metavar="COLUMN=VALUE,…", help="Fix: tp=8,pp=4|8.")] = None,
     forbid: Annotated[list[str] | None, typer.Option("--forbid", metavar="RULE", help='Forbid: "pp>16".')] = None,
-    constraint: Annotated[list[str] | None, typer.Option("--constraint", metavar="RULE", help='Demand: "tp*cp <= 64".')] = None,
+    constraint: Annotated[
+        list[str] | None, typer.Option("--constraint", metavar="RULE", help='Demand: "tp*cp <= 64", "pp == 8 or vpp == 1".')
+    ] = None,
     inside: Inside = None,
     framework: Framework = None,
     framework_version: FrameworkVersion = None,
@@ -291,7 +293,7 @@ def evaluate_command(
         priced, broken = evaluate(problem, complete(problem, given), profile=profile)
     except Infeasible as error:
         return _refusal(error.summary, error.reasons, as_json)
-    said = assumptions(problem, load_profile(problem.cluster.accelerator.name, profile))
+    said = assumptions(problem, load_profile(problem.cluster.accelerator.name, profile), profile)
     problem = problem.model_copy(update={"assumptions": said})
     if broken and as_json:
         return _refusal(ILLEGAL, broken, as_json, plan=priced.model_dump(mode="json"))
@@ -353,6 +355,8 @@ def calibrate_command(
         from ..search_spaces.inputs import catalog_entry
 
         catalog_entry("stacks", stack)  # raises, naming what is near
+    if out.resolve() == runs.resolve():
+        raise InputError(f"--out {out}: is the table of runs itself; name another file")
     with Meter(shown=not quiet) as meter:
         found = calibrate(runs, stack, site, profile, lambda share: meter("fitting", share))
     write_file(out, profile_yaml(found))
@@ -467,7 +471,7 @@ def _render_validation(found: Validation) -> None:
     render(found, Console())
 
 
-def _render_calibration(found: Sequence[Calibration]) -> None:
+def _render_calibration(found: Iterable[Calibration]) -> None:
     from rich.console import Console
 
     from .reports.calibration import render

@@ -14,17 +14,22 @@ from ..cost_models.step import CostModel
 from ..cost_models.timeline import simulate
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible, InputError
+from ..search_spaces.inputs import assumed
 from ..search_spaces.layout import Layout, LayoutTable, Problem, Split
+from ..search_spaces.quantities import free_bytes
 from ..search_spaces.rules import violations
+from ..search_spaces.workload import MemoryMargin
 from .explain import explain_infeasible
 from .result import Certificate, Memory, Plan, PricedLayout, StageMemory
 from .search import Found, Search
 from .stages import default_cuts
+from .ties import ties
 
 ENGINES = ("auto", "bnb")
 UNPRICEABLE = frozenset({"C029", "C030a", "C030b", "C060", "C063a", "C063b", "C064a", "C064b", "C064c", "C140"})
 """Rules without which a layout has no stages or no whole number of micro-batches: there is nothing to price."""
-UNSURE = 0.05  # relative distance from the limit within which a memory verdict is a coin flip
+TOLD = ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s")
+"""Figures of a stack that a plan names where they are assumed."""
 Progress = Callable[[str, float], None]
 
 
@@ -58,17 +63,20 @@ def plan(
     return Plan(
         paraplan=version("paraplan"),
         problem=problem,
-        assumptions=assumptions(problem, curves),
+        assumptions=assumptions(problem, curves, profile),
         plan=priced[0],
         certificate=_certificate(found, space.words),
         alternatives=tuple(priced[1:]),
+        ties=ties(problem, curves, priced[0], priced[1:]),
     )
 
 
 def evaluate(problem: Problem, layout: Layout, *, profile: str | None = None) -> tuple[PricedLayout, tuple[str, ...]]:
     """One layout priced as it stands, and the rules that it breaks, memory among them, in words (none when it is legal).
 
-    A layout without stages gets the split that the search would start from. Raises Infeasible where there is nothing to price.
+    A layout without stages gets the split that the search would start from. Memory is broken beyond what a device has, less the
+    margin that the workload sets for evaluations; the verdict says how sure that is. Raises Infeasible where there is nothing to
+    price.
     """
     model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
     broken = violations(problem, layout)
@@ -79,8 +87,14 @@ def evaluate(problem: Problem, layout: Layout, *, profile: str | None = None) ->
     if not layout.stages:
         layout = with_default_stages(model, layout)
     priced = price_layout(model, layout, simulated=True)
-    broken = violations(problem, layout, peak_bytes=priced.memory.peak_gib * GIB)
+    judged = _with_margin(problem, problem.workload.memory_margin.evaluated)
+    broken = violations(judged, layout, peak_bytes=priced.memory.peak_gib * GIB)
     return priced, tuple(violation.sentence for violation in broken)
+
+
+def _with_margin(problem: Problem, fraction: float) -> Problem:
+    margin = MemoryMargin(fraction=fraction, evaluated=fraction)
+    return problem.model_copy(update={"workload": problem.workload.model_copy(update={"memory_margin": margin})})
 
 
 def with_default_stages(model: CostModel, layout: Layout) -> Layout:
@@ -98,7 +112,7 @@ def price_layout(model: CostModel, layout: Layout, simulated: bool) -> PricedLay
     accelerator = problem.cluster.accelerator
     peak = accelerator.peak_flops[problem.workload.precision].value
     tokens = problem.workload.global_batch * problem.workload.seq_len
-    interval = model.profile.interval(problem.model.is_moe)
+    interval = model.profile.interval(problem.stack.name, accelerator.name, problem.model.is_moe)
     return PricedLayout(
         layout=layout.model_copy(update={"overlap": problem.stack.overlap.model_dump(exclude_defaults=True)}),
         step_time_s=seconds,
@@ -118,13 +132,31 @@ def price_layout(model: CostModel, layout: Layout, simulated: bool) -> PricedLay
     )
 
 
-def assumptions(problem: Problem, profile: Profile) -> tuple[str, ...]:
-    """What was assumed: the problem's own list, then what the reader must know about the curves behind the figures."""
-    return (*problem.assumptions, *_profile_assumptions(profile, problem.model.is_moe))
+def assumptions(problem: Problem, profile: Profile, path: str | None = None) -> tuple[str, ...]:
+    """What was assumed: the problem's own list, the stack's figures that nobody measured, and how far to trust the curves.
+
+    `path` is the user's file that `profile` was laid under.
+    """
+    stack = problem.stack.with_figures(profile.stack_figures(problem.stack, problem.cluster.accelerator.name))
+    figures = ((f"{stack.name} {name}", getattr(stack, name)) for name in TOLD)
+    return (*problem.assumptions, *assumed(figures), *_laid_over(problem, profile, path), *_profile_assumptions(profile, problem))
 
 
-def _profile_assumptions(profile: Profile, moe: bool) -> tuple[str, ...]:
-    known = profile.interval(moe)
+def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[str, ...]:
+    """Which figures of the stack a user's file changes."""
+    if path is None:
+        return ()
+    name = problem.cluster.accelerator.name
+    pair, own = f"{problem.stack.name} on {name}", load_profile(name).stack_figures(problem.stack, name)
+    laid = profile.stack_figures(problem.stack, name)
+    changed = [f"{key} = {figure.value:.4g}" for key, figure in laid.items() if own.get(key) != figure]
+    if not changed:
+        return (f"{path} says nothing of {pair}: no figure of the stack is changed by it",)
+    return (f"figures of {pair} from {path}: {', '.join(changed)}; the interval below is that of the shipped figures",)
+
+
+def _profile_assumptions(profile: Profile, problem: Problem) -> tuple[str, ...]:
+    known = profile.interval(problem.stack.name, problem.cluster.accelerator.name, problem.model.is_moe)
     interval = f"step times may be {1 - known.low:.0%} lower to {known.high - 1:.0%} higher ({known.source})"
     if profile.fitted:
         return (f"kernel and collective curves of {profile.accelerator} are fitted to measured kernels; {interval}",)
@@ -146,12 +178,11 @@ def _memory(model: CostModel, found: Detail) -> Memory:
         for index, terms in enumerate(found.stage_bytes)
     )
     peak = max(stage.peak_gib for stage in stages)
-    free = (model.problem.cluster.accelerator.memory_bytes.value - model.problem.cluster.context_bytes.value) / GIB
     return Memory(
         capacity_gib=model.problem.cluster.accelerator.memory_bytes.value / GIB,
         usable_gib=usable / GIB,
         peak_gib=peak,
-        verdict=verdict(peak, free, UNSURE),
+        verdict=verdict(peak, free_bytes(model.problem.cluster) / GIB),
         stages=stages,
     )
 

@@ -70,6 +70,15 @@ class Certificate(Result):
     seconds: float
 
 
+class Tie(Result):
+    """An alternative whose lead or lag the predictions cannot tell from none, and in words what would decide."""
+
+    alternative: int  # its place among the alternatives, from 0
+    slower: float  # as a share of the plan's step
+    noise: float  # what two layouts of one problem are commonly misjudged by against each other
+    decided_by: str
+
+
 class Plan(Result):
     """The answer to one Problem: the best layout, what proves it, and the next best frames."""
 
@@ -79,6 +88,7 @@ class Plan(Result):
     plan: PricedLayout
     certificate: Certificate
     alternatives: tuple[PricedLayout, ...] = ()
+    ties: tuple[Tie, ...] = ()
     groups: dict[str, list[list[int]]] | None = None
     notes: dict[str, Any] = Field(default_factory=dict)
 

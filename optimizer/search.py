@@ -172,24 +172,23 @@ class Search:
     def _score(self, wave: _Wave, exact: Bools) -> None:
         """Cuts the rows into stages, prices them and keeps the best of each frame; `exact` marks those to be partitioned."""
         table = wave.rows.table
-        for members in _groups(table, np.nonzero(exact)[0], depth=False):
-            self._seed(wave.take(members))
-            members = self._reaching(wave, members)
-            for group in _groups(table, members, depth=True):
-                self._partition(wave.take(group))
+        members = np.nonzero(exact)[0]
+        if np.isinf(self.limit_s):
+            for group in _groups(table, members, depth=False):
+                self._seed(wave.take(group))
+        for group in _groups(table, self._reaching(wave, members), depth=True):
+            self._partition(wave.take(group))
         self._replay(wave.take(np.nonzero(~exact)[0]))
 
     def _seed(self, part: _Wave) -> None:
-        """While there is no limit, prices balanced cuts, so that the exact recursion has one to stay under."""
-        if np.isfinite(self.limit_s):
-            return
+        """Prices balanced cuts, so that the exact recursion has a limit to stay under."""
         cuts = balanced_cuts(self.model, part.rows, int(part.rows.table.pp[0]))
         priced = self.model.price_cuts(part.rows, cuts)
         for row in np.nonzero(priced.fits)[0]:
             self._keep(part, int(row), cuts[row], float(priced.step_time_s[row]))
 
     def _reaching(self, wave: _Wave, members: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Those of the rows (1F1B, one pp) whose blocks can be dealt to stages within memory and within their limit's work."""
+        """Those of the 1F1B rows whose blocks can be dealt to stages within memory and within their limit's work."""
         part = wave.take(members)
         usable = self.model.usable_bytes
         fits = reachable(self.model, part.rows, np.full(len(part.rows), np.inf), usable)

@@ -57,38 +57,71 @@ def reachable(model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: 
     """Whether stages that work at most `most_work_s` (n,) per micro-batch and fill at most `ceiling_bytes` can hold all
     blocks, (n,).
 
-    For 1F1B rows that share pp. Both limits hold for every part of a stage that meets them, so taking as many blocks as
+    For 1F1B rows of any pp. Both limits hold for every part of a stage that meets them, so taking as many blocks as
     possible, stage after stage, reaches the end if anything does. No partition of a row that is not reachable needs a look.
     Work counts recompute only where it is of all layers: at block depth K a stage that begins later redoes other ones.
     """
-    pp, n = int(rows.table.pp[0]), len(rows)
-    prefix, each = rows.prefix, np.arange(len(rows))
-    work = prefix.forward_s + prefix.backward_s
-    static = prefix.dense * rows.rates.total(0)[:, None] + prefix.expert * rows.rates.total(1)[:, None]
-    host = prefix.dense * rows.rates.host[0][:, None] + prefix.expert * rows.rates.host[1][:, None]
-    depth = np.minimum(prefix.depth, prefix.blocks)
-    place = np.arange(prefix.blocks + 1)[None, :]
-    work = work + np.where((prefix.depth >= prefix.blocks)[:, None], prefix.recompute_s, 0.0)
-    start, alive = np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool)
-    for stage in range(pp):
-        ends = [end for end, here in ((prefix.embedding, stage == 0), (prefix.head, stage == pp - 1)) if here]
-        again = np.clip(start[:, None] + depth[:, None], start[:, None], np.maximum(place, start[:, None]))
-        seconds = work - work[each, start][:, None]
-        kept = _at(prefix.recomputed_bytes, again) - prefix.recomputed_bytes[each, start][:, None]
-        kept = kept + np.maximum(prefix.saved_bytes - _at(prefix.saved_bytes, again), 0.0)
-        fixed = static - static[each, start][:, None] + (rows.communicator_bytes + rows.transient_bytes)[:, None]
-        for end in ends:
-            seconds = seconds + (end.forward_s + end.backward_s)[:, None]
-            kept = kept + end.saved_bytes[:, None]
-            fixed = fixed + (end.dense * rows.rates.total(0))[:, None]
-        held = in_flight("1f1b", pp, 1, rows.table.num_microbatches, stage)[:, None]
-        hosted = host - host[each, start][:, None] <= model.host_limit_bytes
-        fits = hosted & (seconds <= most_work_s[:, None]) & (fixed + kept * held <= ceiling_bytes) & (place >= start[:, None])
-        alive &= fits.any(axis=1)
-        if not alive.any():
-            break
-        start = np.where(alive, prefix.blocks - np.argmax(fits[:, ::-1], axis=1), 0)
-    return np.asarray(alive & (start == prefix.blocks))
+    pp, blocks = rows.table.pp, rows.prefix.blocks
+    filling = _Filling(model, rows, most_work_s, ceiling_bytes)
+    start, length, found = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
+    going = np.arange(len(rows))
+    for stage in range(int(pp.max(initial=0))):
+        ending = going[pp[going] == stage + 1]
+        found[ending] = filling.fits(ending, stage, start[ending], np.full(len(ending), blocks))
+        going = going[pp[going] > stage + 1]
+        going = going[filling.fits(going, stage, start[going], start[going])]
+        end = filling.furthest(going, stage, start[going], length[going])
+        length[going], start[going] = end - start[going], end
+    return found
+
+
+class _Filling:
+    """Whether a stage of some 1F1B rows can hold the blocks from `start` to `end`: what it can, it can with fewer."""
+
+    def __init__(self, model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: float) -> None:
+        prefix, rates = rows.prefix, rows.rates
+        self._rows, self._prefix = rows, prefix
+        self._depth, whole = np.minimum(prefix.depth, prefix.blocks), (prefix.depth >= prefix.blocks)[:, None]
+        self._work = prefix.forward_s + prefix.backward_s + np.where(whole, prefix.recompute_s, 0.0)
+        self._static = prefix.dense * rates.total(0)[:, None] + prefix.expert * rates.total(1)[:, None]
+        self._host = prefix.dense * rates.host[0][:, None] + prefix.expert * rates.host[1][:, None]
+        self._hosted = bool(self._host.any())
+        self._host_limit = model.host_limit_bytes
+        self._most_work_s = most_work_s
+        self._room = ceiling_bytes - rows.communicator_bytes - rows.least_transient_bytes
+
+    def fits(self, which: npt.NDArray[np.intp], stage: int, start: Ints, end: Ints) -> Bools:
+        """Whether the blocks of the rows `which` (k,) stay within work, the device's memory and the host's, (k,)."""
+        prefix, table = self._prefix, self._rows.table
+        held = np.minimum(table.num_microbatches[which], table.pp[which] - stage)
+        again = np.minimum(start + self._depth[which], end)
+
+        def between(values: Floats, first: Ints, last: Ints) -> Floats:
+            return np.asarray(values[which, last] - values[which, first])
+
+        seconds = between(self._work, start, end)
+        kept = between(prefix.recomputed_bytes, start, again) + between(prefix.saved_bytes, again, end)
+        fixed = between(self._static, start, end)
+        for piece, here in ((prefix.embedding, stage == 0), (prefix.head, table.pp[which] == stage + 1)):
+            if np.any(here):
+                seconds = seconds + np.where(here, piece.forward_s[which] + piece.backward_s[which], 0.0)
+                kept = kept + np.where(here, piece.saved_bytes[which], 0.0)
+                fixed = fixed + np.where(here, piece.dense[which] * self._rows.rates.total(0)[which], 0.0)
+        fits = (seconds <= self._most_work_s[which]) & (fixed + kept * held <= self._room[which])
+        return fits & (between(self._host, start, end) <= self._host_limit) if self._hosted else fits
+
+    def furthest(self, which: npt.NDArray[np.intp], stage: int, start: Ints, length: Ints) -> Ints:
+        """The last end that fits, (k,), for rows whose empty stage does.
+
+        Stages are alike, so `length` blocks, those of the stage before, are tried first; then it is bisected.
+        """
+        low, high = start, np.full(len(start), self._prefix.blocks)
+        middle = np.clip(start + length, low, high)
+        while (low < high).any():
+            fits = self.fits(which, stage, start, middle)
+            low, high = np.where(fits, np.maximum(middle, low), low), np.where(fits, high, np.maximum(middle - 1, low))
+            middle = np.where(fits & (middle == start + length), np.minimum(middle + 1, high), (low + high + 1) // 2)
+        return low
 
 
 def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
@@ -189,7 +222,3 @@ def _longest_stage(rows: Rows, limit_s: Floats) -> int:
         if ((work[:, length + 1 :] - work[:, : -length - 1]).min(axis=1) > limit_s).all():
             return length
     return blocks
-
-
-def _at(values: Floats, index: npt.NDArray[np.int64]) -> Floats:
-    return np.take_along_axis(values, index, axis=1)

@@ -124,6 +124,19 @@ def test_block_recompute_of_unequal_layers_hides_no_partition() -> None:
             assert (work_s <= allowed_s).all()
 
 
+def test_memory_bounds_hold_where_the_first_stage_has_the_larger_short_lived_block() -> None:
+    """A gathered embedding that TP leaves whole outweighs the head's share and a short sequence's logits."""
+    problem = build_problem("llama-3.1-8b", "hgx-h200", 16, 16, 256, "kempnerforge")
+    model = CostModel(problem)
+    layout = Layout(tp=4, pp=2, dp=2, edp=8, num_microbatches=8, sequence_parallel=False, optimizer_sharding="zero3")
+    rows = model.rows(LayoutTable.from_layouts([layout]))
+    assert rows.last_transient_bytes[0] < rows.transient_bytes[0]
+    for first in range(1, 32):
+        peak = model.price_cuts(rows, np.array([[0, first, 32]])).peak_bytes
+        assert (row_bounds_bytes(model, rows) <= peak * ROUNDING).all()
+        assert reachable(model, rows, np.full(1, np.inf), peak[0] * ROUNDING).all()
+
+
 def test_limits_that_nothing_meets_are_unreachable() -> None:
     problem = uneven_problem(1)
     model = CostModel(problem)

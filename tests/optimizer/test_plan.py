@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paraplan.cost_models.step import CostModel
@@ -112,6 +113,32 @@ def test_more_memory_never_makes_the_plan_slower() -> None:
         problem = build_problem("llama-3.1-70b", "hgx-h100", 64, 128, 4096, memory_margin=margin, fix="tp=4|8,micro_batch=1")
         times.append(plan(problem).plan.step_time_s)
     assert times == sorted(times, reverse=True)
+
+
+def test_a_plan_keeps_clear_of_the_band_of_doubt_unless_told_otherwise() -> None:
+    """Memory decides here: by default every plan is sure to fit; with no margin a faster one may be had, and is called unsure."""
+    words: dict[str, Any] = {"fix": "micro_batch=1,recompute=none"}
+    sure = plan(build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, **words), top=3)
+    free = sure.plan.memory.capacity_gib - 0.8
+    for each in (sure.plan, *sure.alternatives):
+        assert each.memory.verdict == "fits" and each.memory.peak_gib <= 0.85 * free + 1e-9
+    close = plan(build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, memory_margin=0.0, **words)).plan
+    assert close.step_time_s < sure.plan.step_time_s
+    assert close.memory.verdict == "unsure" and close.memory.peak_gib <= free
+
+
+def test_evaluate_refuses_only_what_a_device_does_not_hold() -> None:
+    """Within the band below the device's memory a layout is legal and unsure; above it, or above the user's margin, it is not."""
+    words: dict[str, Any] = {"fix": "micro_batch=1,recompute=none"}
+    problem = build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, **words)
+    close = plan(build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, memory_margin=0.0, **words)).plan.layout
+    priced, broken = evaluate(problem, close)
+    assert broken == () and priced.memory.verdict == "unsure"
+    own = build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, memory_margin=0.15, **words)
+    assert any("peak memory" in sentence for sentence in evaluate(own, close)[1])
+    doubled = {"micro_batch": 2, "num_microbatches": close.num_microbatches // 2}
+    over, broken = evaluate(build_problem("llama-3.1-70b", "hgx-h100", 64, 128, 8192), close.model_copy(update=doubled))
+    assert over.memory.peak_gib > over.memory.capacity_gib and any("peak memory" in sentence for sentence in broken)
 
 
 def test_questions_without_an_answer() -> None:
