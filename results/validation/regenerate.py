@@ -10,7 +10,8 @@ import csv
 import sys
 from pathlib import Path
 
-from paraplan.cost_models.calibration import learning_curve
+from paraplan.cost_models.intervals import COVERAGE
+from paraplan.cost_models.transfer import COUNTS, leave_one_family_out
 from paraplan.cost_models.validation import Validation, validate
 from paraplan.optimizer.reports import validation as report
 from paraplan.optimizer.reports.validation_plots import write_plots
@@ -24,10 +25,7 @@ def main() -> None:
         raise SystemExit("usage: python results/validation/regenerate.py RUNS.csv")
     found = validate(Path(sys.argv[1]))
     write_plots(found, HERE)
-    curve = [
-        (row.stack, row.accelerator, str(row.held_out), str(row.learnt_from), f"{row.median:.1%}", f"{row.bias:+.1%}")
-        for row in learning_curve(Path(sys.argv[1]), counts=(0, 1, 3), draws=1)
-    ]
+    curve = report.learning_curves(leave_one_family_out(Path(sys.argv[1])))
     (HERE / "README.md").write_text(readme(found, curve), encoding="utf-8")
     words = report.markdown(("column", "pattern", "meaning", "note"), report.vocabulary(), code=(0, 1, 2))
     title = "# From a source's words to a Stack and a Layout"
@@ -53,25 +51,35 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "`python results/validation/regenerate.py RUNS.csv` writes this page; `paraplan validate RUNS.csv` prints the same.",
             "",
             f"{rows} rows, {priced} priced, {timed} of them with a step time and counted. A few named figures of each stack on",
-            "each accelerator (`by_accelerator` of the catalog's stacks) are fitted to rows of split `fit` by `paraplan",
+            "each accelerator (`cost_models/fits.yaml`) are fitted to rows of split `fit` by `paraplan",
             "calibrate`; rows of split `test` are never fitted.",
             "",
             "Errors are |predicted/measured − 1|, bias the median of log(predicted/measured); unfitted is the median error with",
             "the stacks' documented figures, constant that of the family's own median MFU, taken from its `fit` rows. Ranking is",
             "within groups of one problem and one software version, ties averaged (in brackets the number of groups); regret is",
             "the mean over groups, random that of any pick.",
-            "Memory verdicts: precision and recall of the boolean; unsure is within 15 % of the limit.",
+            "Peaks are predicted as their sources measured them: allocated, reserved, or of the whole device. Running out:",
+            "precision and recall of the boolean on all rows that say whether they ran; unsure is the share of peaks within 15 %",
+            "of the free memory.",
             "",
             "## Step time: families that share hardware and kind of model",
             "",
             report.markdown(("rows of", "split", *report.TIME), report.pool_table(found)),
             "",
-            "## What a stack that is new gains from its first runs",
+            "## Intervals",
             "",
-            "From the documented figures, after calibrating on some of its `fit` rows (one draw): median error and bias on its",
-            "`test` rows.",
+            f"A plan states the interval that is to hold the step time {COVERAGE:.0%} of the time; it comes from `fit` rows",
+            "alone, each predicted without its model's rows. How often it holds it:",
             "",
-            report.markdown(("stack", "accelerator", "test rows", "learnt from", "median", "bias"), curve),
+            report.markdown(("rows of", "split", "rows", "inside"), report.coverage(found)),
+            "",
+            "## Families left out",
+            "",
+            "All among `fit` rows. A family's rows are predicted by figures that never saw them: those of other families on the",
+            "same stack and accelerator, else what well-measured stacks let expect (0); then after 1, 3 and 10 of its own runs, on",
+            "rows that no count learns from. Median errors, medians over draws; documented: with the stack's documented figures.",
+            "",
+            report.markdown(LEFT_OUT, curve),
             "",
             "## Step time per family and accelerator",
             "",
@@ -112,6 +120,7 @@ def readme(found: Validation, curve: report.Lines) -> str:
     )
 
 
+LEFT_OUT = ("family", "stack", "accelerator", "models", "held out", "documented", *map(str, COUNTS))
 SLICE = ("family", "accelerator", "slice", "split")
 SHOWN = ("counted", "everything", "dense", "MoE", "pp 1, tp ≤ 8", "pp > 1 or tp > 8")
 """Slices on the page; those by stack are in statistics.csv."""
