@@ -147,12 +147,15 @@ def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[st
     if path is None:
         return ()
     name = problem.cluster.accelerator.name
-    pair, own = f"{problem.stack.name} on {name}", load_profile(name).stack_figures(problem.stack, name)
-    laid = profile.stack_figures(problem.stack, name)
+    pair, shipped = f"{problem.stack.name} on {name}", load_profile(name)
+    own, laid = (each.stack_figures(problem.stack, name) for each in (shipped, profile))
     changed = [f"{key} = {figure.value:.4g}" for key, figure in laid.items() if own.get(key) != figure]
     if not changed:
         return (f"{path} says nothing of {pair}: no figure of the stack is changed by it",)
-    return (f"figures of {pair} from {path}: {', '.join(changed)}; the interval below is that of the shipped figures",)
+    asked = (problem.stack.name, name, problem.model.is_moe)
+    same = profile.interval(*asked) == shipped.interval(*asked)
+    interval = "; too few runs for an interval of its own: that of the shipped figures stands" if same else ""
+    return (f"figures of {pair} from {path}: {', '.join(changed)}{interval}",)
 
 
 def _profile_assumptions(profile: Profile, problem: Problem) -> tuple[str, ...]:

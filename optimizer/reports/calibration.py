@@ -51,13 +51,16 @@ def figure_lines(found: Calibration) -> list[tuple[str, ...]]:
     """Figure, value before, fitted value, interval, remark."""
     lines: list[tuple[str, ...]] = []
     for fit in found.fits:
-        remark = "at its bound" if fit.at_bound else "little learnt" if fit.learnt < LEARNT_LITTLE else ""
+        little = "little learnt" if fit.learnt < LEARNT_LITTLE else ""
+        remark = "kept" if fit.kept else "at its bound" if fit.at_bound else little
         lines.append((fit.name, f"{fit.prior:.3g}", f"{fit.value:.3g}", f"{fit.low:.3g} to {fit.high:.3g}", remark))
     return lines
 
 
 def doubts(found: Calibration) -> list[str]:
-    """Which figures the runs cannot tell apart, in sentences."""
+    """In sentences: that a fit was not worth it, or which figures the runs cannot tell apart."""
+    if any(fit.kept for fit in found.fits):
+        return ["a fit predicts runs that are left out no better: the stack's own figures are kept"]
     return [f"{a} and {b} cannot be told apart by these runs (correlation {r:+.2f})" for a, b, r in found.confounded]
 
 

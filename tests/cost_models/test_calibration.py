@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
-from paraplan.cost_models.calibration import PARAMETERS, Calibration, Calibrations, calibrate
+from paraplan.cost_models.calibration import PARAMETERS, Calibration, Calibrations, calibrate, earns_its_figures
 from paraplan.cost_models.profile import Intervals, load_profile
 from paraplan.cost_models.run_models import read_shapes
 from paraplan.cost_models.runs import Run, read_runs
@@ -17,7 +18,7 @@ from paraplan.cost_models.trials import Priced
 from paraplan.cost_models.validation import outcomes_of, validate
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.planner import assumptions
-from paraplan.optimizer.reports.calibration import profile_yaml
+from paraplan.optimizer.reports.calibration import doubts, figure_lines, profile_yaml
 from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem
 
@@ -51,10 +52,10 @@ def rows(count: int, split: str = "fit") -> list[Row]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-def timed(given: Sequence[Row], truth: Mapping[str, float]) -> list[Row]:
+def timed(given: Sequence[Row], truth: Mapping[str, float], shipped: bool = True) -> list[Row]:
     """The same rows with the step times that a stack of these figures would have."""
     runs = [Run({**row, "measured_step_time_s": "1"}, row["id"]) for row in given]
-    seconds = Priced(outcomes_of(runs, read_shapes(MEASURED / "models.json")), None).predict(truth)
+    seconds = Priced(outcomes_of(runs, read_shapes(MEASURED / "models.json")), None, shipped).predict(truth)
     return [{**row, "measured_step_time_s": f"{s:.9g}"} for row, s in zip(given, seconds, strict=True)]
 
 
@@ -144,6 +145,29 @@ def test_a_time_that_is_none_is_told_and_moves_nothing(synthetic: list[Row], fou
     assert same == found
     (odd,) = (o for o in validate(path).outcomes if o.skipped)
     assert odd.run.id == "odd" and "measured_step_time_s" in (odd.skipped or "")
+
+
+def test_a_fit_that_predicts_left_out_runs_no_better_is_not_taken(tmp_path: Path) -> None:
+    """Runs that scatter around the stack's own figures say nothing against them, and the report says so."""
+    scatter = np.exp(np.random.default_rng(0).normal(0.0, 0.1, 24))
+    exact = timed(rows(24), {}, shipped=False)
+    noisy = [
+        {**row, "measured_step_time_s": f"{float(row['measured_step_time_s']) * factor}"}
+        for row, factor in zip(exact, scatter, strict=True)
+    ]
+    (learnt,) = calibrate(table(tmp_path / "runs.csv", noisy))
+    assert all(fit.kept for fit in learnt.fits)
+    assert learnt.after == learnt.before
+    assert doubts(learnt) == ["a fit predicts runs that are left out no better: the stack's own figures are kept"]
+    assert {line[4] for line in figure_lines(learnt)} == {"kept"}
+
+
+def test_figures_are_earned_by_more_than_one_standard_error() -> None:
+    own, even = np.array([0.2, -0.2, 0.2, -0.2, 0.2, -0.2]), np.ones(6)
+    assert earns_its_figures(own, own / 4, even)
+    assert not earns_its_figures(own, own, even)
+    assert not earns_its_figures(own, np.array([0.0, 0.4, 0.0, 0.4, 0.0, 0.3]), even)  # better on the whole, by chance as well
+    assert earns_its_figures(own[:4], own[:4], even[:4])  # too few to judge
 
 
 def test_physical_bounds_are_kept_and_named(tmp_path: Path) -> None:
