@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..search_spaces.groups import Groups, groups
-from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, SHARDINGS, Floats, Layout, LayoutTable
-from .layers import COMPONENTS, COMPUTE, CP, DP, EP, HOST, TP, LayerModel, shard_group
-from .loads import piece_counts, recompute_depths
+from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, Layout, LayoutTable
+from .layers import COMPONENTS, COMPUTE, CP, DP, EP, HOST, TP, LayerModel
+from .loads import Cuts, piece_counts, recompute_depths
 from .memory import GIB
-from .operators import BF16, Factors, Operator
+from .operators import Factors, Operator
+from .rows import Rows
 from .step import CostModel
+from .traffic import layers_redone, sent_bytes
 
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "transient", "communicators")
-ZERO1, ZERO3, HSDP = SHARDINGS.index("zero1"), SHARDINGS.index("zero3"), SHARDINGS.index("hsdp")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,8 @@ class Detail:
     chunk_forward_s: Floats
     chunk_backward_s: Floats
     p2p_s: float
-    path_s: float
+    longest_path_s: float  # of the pipeline alone, in closed form
+    beside_pipeline_s: float  # what the stage that has most of it adds once the pipeline has run dry, and the step's overhead
     model_flops: float
     model_flops_full_attention: float
     executed_flops: float
@@ -43,8 +43,8 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     table = LayoutTable.from_layouts([layout])
     split = table.splits[0]
     rows, cuts = model.rows(table), np.array([split.cuts])
-    chunks = rows.prefix.chunks(cuts)
-    times = model.stage_times(rows, cuts, chunks)
+    flow = model.flow(rows, cuts)
+    chunks, times = flow.chunks, model.around_pipeline(rows, flow)
     stage = int(times.total_s[0].argmax())
     overhead = model.problem.stack.step_overhead_s.value
     m = float(layout.num_microbatches)
@@ -52,7 +52,7 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     steady = m * sum(part.sum() for part in busy)
     path = times.path_s[0, stage]
     # Without p2p another stage of an interleaved schedule may set the pace, and this one's path be drawn up to it.
-    still = min(path, model.stage_times(rows.without_p2p(), cuts, chunks).path_s[0, stage])
+    still = min(path, model.flow(rows.without_p2p(), cuts).path_s[0, stage])
     forward, backward, recompute = busy
     every = m * (forward + backward + recompute)
     breakdown = {
@@ -66,11 +66,11 @@ def detail(model: CostModel, layout: Layout) -> Detail:
         "dp": every[DP] + times.dp_s[0, stage],
         "bubble": still - steady,
         "optimizer": times.optimizer_s[0, stage],
-        "offload": times.offload_s[0, stage],
+        "offload": 0.0 if times.offload_s is None else times.offload_s[0, stage],
         "host": every[HOST] + overhead,
     }
-    peaks = model.stage_peaks(rows, chunks)[:, 0, :]
-    traffic = _traffic(model, table, (float(chunks.dense.sum()), float(chunks.expert.sum())))
+    peaks = model.stage_peaks(rows, flow.load)[:, 0, :]
+    traffic = _traffic(model, rows, cuts, (float(chunks.dense.sum()), float(chunks.expert.sum())))
     supernode = model.network.supernode
     sent = np.array([sum(traffic[level.name].values()) for level in model.network.levels])
     flops = model_flops(model.layers)
@@ -84,7 +84,8 @@ def detail(model: CostModel, layout: Layout) -> Detail:
         chunk_forward_s=chunks.forward_s[0],
         chunk_backward_s=chunks.backward_s[0],
         p2p_s=float(rows.p2p_s[0]),
-        path_s=float(path),
+        longest_path_s=float(times.path_s[0].max()),
+        beside_pipeline_s=float((times.total_s - times.path_s)[0].max()) + overhead,
         model_flops=flops[0] * model.problem.workload.global_batch,
         model_flops_full_attention=flops[1] * model.problem.workload.global_batch,
         executed_flops=(flops[0] + _recomputed_flops(model, table)) * model.problem.workload.global_batch,
@@ -130,7 +131,7 @@ def _recomputed_flops(model: CostModel, table: LayoutTable) -> float:
 
 def _stage_components(model: CostModel, table: LayoutTable, stage: int, pp: int) -> tuple[Floats, Floats, Floats]:
     """Forward, backward and recompute seconds of a stage per micro-batch, by component, (components,)."""
-    pieces = model.layers.pieces(table)
+    pieces = model.pieces(table)
     names = (*pieces.names, "embedding", "head")
     counts, again = piece_counts(names, model.blocks, table.splits[0], int(recompute_depths(table)[0]))
     held, redone = counts[:, stage::pp].sum(axis=1), again[:, stage::pp].sum(axis=1)
@@ -144,57 +145,16 @@ def _stage_components(model: CostModel, table: LayoutTable, stage: int, pp: int)
     return forward, backward, recompute
 
 
-def _traffic(model: CostModel, table: LayoutTable, weights: tuple[float, float]) -> dict[str, dict[str, float]]:
+def _traffic(model: CostModel, rows: Rows, cuts: Cuts, weights: tuple[float, float]) -> dict[str, dict[str, float]]:
     """GiB that a used device sends one way per step (mean over devices), by level and dimension.
 
     `weights`: dense and expert parameters on one rank of every stage, summed.
     """
     levels = [level.name for level in model.network.levels]
     found: dict[str, dict[str, float]] = {level: {} for level in levels}
-    every = (*_layer_traffic(model, table), *_data_traffic(model, table, weights), _pipeline_traffic(model, table))
-    for dimension, sent in every:
-        for level, amount in zip(levels, sent, strict=True):
+    dense, expert = (np.full(1, total) for total in weights)
+    for dimension, sent in sent_bytes(model, rows, layers_redone(model, rows.table, cuts), dense, expert):
+        for level, amount in zip(levels, sent[:, 0], strict=True):
             if amount > 0:
                 found[level][dimension] = found[level].get(dimension, 0.0) + float(amount) / GIB
     return found
-
-
-def _layer_traffic(model: CostModel, table: LayoutTable) -> Iterator[tuple[str, Floats]]:
-    names = (*dict.fromkeys(model.blocks), "embedding", "head")
-    counts, again = piece_counts(names, model.blocks, table.splits[0], int(recompute_depths(table)[0]))
-    mode, modules = int(table.recompute_mode[0]), int(table.recompute_modules[0])
-    each = float(table.num_microbatches[0]) / float(table.pp[0])
-    for name, held, redone in zip(names, counts.sum(axis=1), again.sum(axis=1), strict=True):
-        for sent in model.layers.sent(name, table):
-            repeats = mode in (FULL_BLOCK, FULL_UNIFORM) or (mode == SELECTIVE and sent.modules & modules)
-            passes = held * (sent.forward[0] + sent.backward[0]) + (redone * sent.forward[0] if repeats else 0.0)
-            yield sent.dimension, sent.level_bytes[:, 0] * passes * each
-
-
-def _data_traffic(model: CostModel, table: LayoutTable, weights: tuple[float, float]) -> Iterator[tuple[str, Floats]]:
-    """Gradients and weights of the mean stage; ZeRO-2 scatters and ZeRO-3 gathers per micro-batch, HSDP reduces between shards."""
-    sharding, pp = int(table.sharding[0]), float(table.pp[0])
-    gradient_bytes = float(model.problem.stack.gradient_bytes)
-    times = float(table.num_microbatches[0]) if sharding > ZERO1 else 1.0
-    for dimension, group, total in (("dp", shard_group(table), weights[0]), ("edp", groups(table, "edp"), weights[1])):
-        mean = np.full(1, total / pp)
-        at = model.network.crossing(group)
-        reductions = (2.0 if sharding == 0 else 1.0) * times * gradient_bytes
-        gathers = BF16 * (2.0 * times if sharding >= ZERO3 else float(sharding > 0))
-        yield dimension, model.network.ring_bytes(at, mean)[:, 0] * (reductions + gathers)
-        copies = table.cp * table.dp // group.size
-        if sharding == HSDP and dimension == "dp" and copies[0] > 1:
-            between = model.network.crossing(Groups(copies, group.stride * group.size))
-            yield dimension, 2.0 * gradient_bytes * model.network.ring_bytes(between, mean / group.size)[:, 0]
-
-
-def _pipeline_traffic(model: CostModel, table: LayoutTable) -> tuple[str, Floats]:
-    """Activations forward and gradients back over every boundary between chunks, spread over the stages."""
-    pp, vpp, m = int(table.pp[0]), int(table.vpp[0]), float(table.num_microbatches[0])
-    at = model.network.crossing(groups(table, "pp"))
-    units = pp / at.members[:, 0]
-    below = np.concatenate([[float(pp)], units[:-1]])
-    boundaries = (below - units) * vpp
-    boundaries[int(at.outermost[0])] += vpp - 1 if pp > 1 else 0  # from the last stage back to the first
-    message = model.layers.pieces(table).layer_input_bytes[0]
-    return "pp", 2.0 * m * message * boundaries / pp

@@ -1,7 +1,6 @@
 """What one piece of the model costs a rank per micro-batch: every layer kind, the MTP layer, the embedding and the head.
 
-A piece's cost depends on few columns (tp, cp, ep, etp, micro-batch, what is recomputed, how weights are gathered), so it is worked
-out once per distinct combination and gathered by the rows that share it.
+`LayerModel.wholes` walks through the operators of every piece; `LayerModel.pieces` puts recompute and sharding on top.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from .operators import (
     logits_bytes,
     mtp_operators,
 )
+from .pieces import WHOLE_COLUMNS, Part, Piece, Pieces, Whole, Wholes
 from .profile import Profile
 
 COMPONENTS = ("compute", "tp", "cp", "ep", "dp", "host")
@@ -48,51 +48,6 @@ FP8_BYTES = 1.0
 PERMUTED_AROUND_COLLECTIVE, PERMUTED_AROUND_KERNEL = 4.0, 2.0
 """Passes over the routed tokens that put them in order: before an all-to-all by rank and after it by expert, each read and written;
 a fused dispatch takes tokens as they lie, and only what it delivers is spread to its experts."""
-PIECE_COLUMNS = (
-    "tp",
-    "cp",
-    "ep",
-    "etp",
-    "micro_batch",
-    "sequence_parallel",
-    "cp_type",
-    "recompute_mode",
-    "recompute_modules",
-)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Cost of one piece; times are (components, n) in seconds, bytes (n,).
-
-    `recompute_s` and `recomputed_bytes` are for a layer under the row's recompute choice, `saved_bytes` for one that keeps
-    everything. `gradient_s` is the part of backward_s that a FSDP reduction of gradients adds.
-    """
-
-    forward_s: Floats
-    backward_s: Floats
-    recompute_s: Floats
-    saved_bytes: Floats
-    recomputed_bytes: Floats
-    dense_weights: Floats  # parameters on one rank, shared by its dp·cp group
-    expert_weights: Floats  # parameters on one rank, shared by its edp group
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Costs of all pieces for n factor rows; `blocks[i]` names the piece of block i (decoder layers, then MTP layers)."""
-
-    pieces: dict[str, Piece]
-    blocks: tuple[str, ...]
-    layer_input_bytes: Floats
-    logits_bytes: Floats
-    dispatch_bytes: Floats
-    largest_saved_bytes: Floats  # of one operator: its gradient is as large
-    gradient_buffer_bytes: Floats  # stand-ins for the gradients of the layers' weights, one for each shape
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.blocks))
 
 
 @dataclass(frozen=True)
@@ -123,7 +78,7 @@ class LayerModel:
     def factors(self, table: LayoutTable) -> Factors:
         """The columns that operators read, as floats."""
         workload, stack = self.problem.workload, self.problem.stack
-        as_float = {name: getattr(table, name).astype(np.float64) for name in PIECE_COLUMNS[:6]}
+        as_float = {name: getattr(table, name).astype(np.float64) for name in WHOLE_COLUMNS[:6]}
         fp8 = workload.precision in ("fp8", "fp4")
         return Factors(
             **as_float,
@@ -145,25 +100,34 @@ class LayerModel:
         unit = self.problem.stack.vocab_divisor * np.asarray(tp, dtype=np.float64)
         return np.ceil((self.problem.workload.vocab_size or self.model.vocab_size) / unit) * unit
 
-    def pieces(self, table: LayoutTable) -> Pieces:
-        """Costs of every piece for each row of `table`."""
+    def wholes(self, table: LayoutTable) -> Wholes:
+        """What every piece costs before recompute and sharding, for each row of `table`: the walk through the operators."""
         f = self.factors(table)
         crossings = {d: self.network.crossing(groups(table, d)) for d in ("tp", "cp", "ep", "etp")}
-        priced: dict[str, Piece] = {}
-        for name in dict.fromkeys(self.blocks):
-            priced[name] = self._piece(name, table, f, crossings, self._floors(name, table, f))
-        for name in ("embedding", "head"):
-            priced[name] = self._piece(name, table, f, crossings, (f.zeros, f.zeros, f.zeros))
+        operators = {name: self.operators(name, f) for name in (*dict.fromkeys(self.blocks), "embedding", "head")}
         moe_kinds = [kind for kind in self.model.kinds if isinstance(self.model.kinds[kind].mlp, MoeMlp)]
         buffers = [dispatch_buffer_bytes(self.model, kind, f) for kind in moe_kinds]
-        return Pieces(
-            priced,
-            self.blocks,
+        return Wholes(
+            {name: self._whole(name, table, f, crossings, found) for name, found in operators.items()},
             layer_input_bytes(self.model, f),
             logits_bytes(f, self.vocab_size(f.tp), self.heads),
             np.max(buffers, axis=0) if buffers else f.zeros,
-            np.max([op.saved_bytes + f.zeros for name in set(self.blocks) for op in self.operators(name, f)], axis=0),
+            np.max([op.saved_bytes + f.zeros for name in set(self.blocks) for op in operators[name]], axis=0),
             self._gradient_buffer_bytes(table),
+        )
+
+    def pieces(self, table: LayoutTable, wholes: Wholes | None = None, place: Ints | None = None) -> Pieces:
+        """Costs of every piece for each row of `table`; row i's combination is `wholes[place[i]]`, where these are at hand."""
+        if wholes is None or place is None:
+            wholes, place = self.wholes(table), np.arange(len(table))
+        return Pieces(
+            {name: self._piece(whole, table, place) for name, whole in wholes.pieces.items()},
+            self.blocks,
+            wholes.layer_input_bytes[place],
+            wholes.logits_bytes[place],
+            wholes.dispatch_bytes[place],
+            wholes.largest_saved_bytes[place],
+            wholes.gradient_buffer_bytes[place],
         )
 
     def _gradient_buffer_bytes(self, table: LayoutTable) -> Floats:
@@ -207,7 +171,7 @@ class LayerModel:
         for op in self.operators(name, f):
             for message in op.messages:
                 at = self.network.crossing(groups(table, message.dimension))
-                level_bytes, _ = self._time(message, at)
+                level_bytes = self._level_bytes(message, at)
                 times = (np.asarray(message.forward + f.zeros), np.asarray(message.backward + f.zeros))
                 found.append(Sent(message.dimension, level_bytes, *times, op.modules))
         return found
@@ -217,12 +181,14 @@ class LayerModel:
         mlp = self.model.kinds[kind].mlp
         return mlp if isinstance(mlp, MoeMlp) else None
 
-    def _floors(self, name: str, table: LayoutTable, f: Factors) -> tuple[Floats, Floats, Floats]:
+    def _floors(self, name: str, table: LayoutTable, f: Factors, operators: list[Operator]) -> tuple[Floats, Floats, Floats]:
         """Host time of a layer's forward and backward pass, and how long the device waits for the host in forward, (n,) each.
 
         Its launches, those of each expert on the device, TP collectives, and the pipeline engine's. Tokens per expert are read
         by the host before it launches the experts: it has no work queued then, so the device waits however long its kernels take.
         """
+        if name in ("embedding", "head"):
+            return f.zeros, f.zeros, f.zeros
         stack, mlp = self.problem.stack, self._moe_mlp(name)
         wait = f.zeros
         if mlp is None:
@@ -236,39 +202,55 @@ class LayerModel:
         engine_s = np.where(table.pp > 1, stack.host_floor_pipeline_s.value * f.tp, 0.0)
         forward, backward = floor_s + engine_s, floor_s + engine_s
         if np.any(each_s):
-            spoken = [m for op in self.operators(name, f) for m in op.messages if m.dimension == "tp" and not m.hidden]
+            spoken = [m for op in operators for m in op.messages if m.dimension == "tp" and not m.hidden]
             for message in spoken:
                 calls = np.where((f.tp > 1) & (message.bytes > 0), each_s, 0.0)
                 forward, backward = forward + calls * message.forward, backward + calls * message.backward
         return forward, backward, wait
 
-    def _piece(
-        self, name: str, table: LayoutTable, f: Factors, at: dict[str, Crossing], floors: tuple[Floats, Floats, Floats]
-    ) -> Piece:
-        operators = self.operators(name, f)
+    def _whole(self, name: str, table: LayoutTable, f: Factors, at: dict[str, Crossing], operators: list[Operator]) -> Whole:
         shape = (len(COMPONENTS), len(table))
-        forward, backward, recompute = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        saved = layer_input_bytes(self.model, f) if name not in ("embedding", "head") else f.zeros
-        apart = np.where(table.recompute_mode == FULL_UNIFORM, np.maximum(table.recompute_layers, 1), 1)
-        kept = saved / apart  # checkpoints lie that many layers apart
-        full = (table.recompute_mode == FULL_BLOCK) | (table.recompute_mode == FULL_UNIFORM)
-        selective = table.recompute_mode == SELECTIVE
+        times: dict[int, Floats] = {}
+        saved: dict[int, Floats] = {}
+        forward, backward = np.zeros(shape), np.zeros(shape)
         for op in operators:
-            repeated = full | (selective & ((op.modules & table.recompute_modules) != 0))
             op_forward, op_backward = self._operator_s(op, at)
             forward += op_forward
             backward += op_backward
-            recompute += np.where(repeated, op_forward, 0.0)
-            saved = saved + op.saved_bytes
-            kept = kept + np.where(repeated, 0.0, op.saved_bytes)
+            times[op.modules] = times.get(op.modules, 0.0) + op_forward
+            saved[op.modules] = saved.get(op.modules, f.zeros) + op.saved_bytes
         dense, expert = self._weights(name, table)
         backward[COMPUTE] += self._accumulation_s(dense + expert)
+        return Whole(
+            tuple(Part(modules, times[modules], saved[modules]) for modules in times),
+            forward,
+            backward,
+            layer_input_bytes(self.model, f) if name not in ("embedding", "head") else f.zeros,
+            np.sum(list(saved.values()), axis=0),
+            self._floors(name, table, f, operators),
+            dense,
+            expert,
+        )
+
+    def _piece(self, whole: Whole, table: LayoutTable, place: Ints) -> Piece:
+        """A piece under the recompute and sharding of every row."""
+        forward, backward = whole.forward_s[:, place], whole.backward_s[:, place]
+        recompute = np.zeros_like(forward)
+        apart = np.where(table.recompute_mode == FULL_UNIFORM, np.maximum(table.recompute_layers, 1), 1)
+        kept = whole.input_bytes[place] / apart  # checkpoints lie that many layers apart
+        full = (table.recompute_mode == FULL_BLOCK) | (table.recompute_mode == FULL_UNIFORM)
+        selective = table.recompute_mode == SELECTIVE
+        for part in whole.parts:
+            repeated = full | (selective & ((part.modules & table.recompute_modules) != 0))
+            recompute += np.where(repeated, part.forward_s[:, place], 0.0)
+            kept += np.where(repeated, 0.0, part.saved_bytes[place])
+        dense, expert = whole.dense_weights[place], whole.expert_weights[place]
         self._gather(forward, backward, recompute, dense, expert, table)
-        forward_s, backward_s, wait_s = floors
+        forward_s, backward_s, wait_s = (floor[place] for floor in whole.floors_s)
         forward[HOST] = np.maximum(forward_s - forward.sum(axis=0), wait_s)
         backward[HOST] = np.maximum(backward_s - backward.sum(axis=0), 0.0)
         recompute[HOST] = np.where(full, np.maximum(forward_s - recompute.sum(axis=0), wait_s), 0.0)
-        return Piece(forward, backward, recompute, saved, kept, dense, expert)
+        return Piece(forward, backward, recompute, (whole.input_bytes + whole.saved_bytes)[place], kept, dense, expert)
 
     def _operator_s(self, op: Operator, at: dict[str, Crossing]) -> tuple[Floats, Floats]:
         """Forward and backward time of one operator by component, with the traffic that the stack hides taken off."""
@@ -279,7 +261,7 @@ class LayerModel:
         for message in op.messages:
             if message.hidden:
                 continue
-            _, once_s = self._time(message, at[message.dimension])
+            once_s = self._message_s(message, at[message.dimension])
             component = _COMPONENT_OF[message.dimension]
             share = {TP: overlap.tp, CP: overlap.cp if message.beside else 0.0, EP: overlap.ep}[component]
             for total, times in ((forward, message.forward), (backward, message.backward)):
@@ -290,24 +272,37 @@ class LayerModel:
                 total[component] += whole_s - hidden + hidden * self._slowdown
         return forward, backward
 
-    def _time(self, message: Message, at: Crossing) -> tuple[Floats, Floats]:
-        """Bytes across each level (levels, n) and seconds (n,) of one message."""
+    def _level_bytes(self, message: Message, at: Crossing) -> Floats:
+        """Bytes that one message sends across each level, (levels, n)."""
         net = self.network
         if message.collective in ("dispatch", "combine"):
-            dedup = self.problem.stack.moe_dispatcher == "flex"
-            level_bytes = net.dispatch_bytes(at, message.bytes, message.top_k, message.limit, dedup, message.groups)
-            return level_bytes, net.exchange_s(at, level_bytes, f"moe_{message.collective}" if dedup else "all_to_all")
+            return net.dispatch_bytes(at, message.bytes, message.top_k, message.limit, self._dedup, message.groups)
         if message.collective == "all_to_all":
-            return net.all_to_all_bytes(at, message.bytes), net.all_to_all_s(at, message.bytes)
+            return net.all_to_all_bytes(at, message.bytes)
         if message.collective == "ring":
-            return net.ring_pass_bytes(at, message.bytes), net.ring_pass_s(at, message.bytes)
+            return net.ring_pass_bytes(at, message.bytes)
+        passes = 2.0 if message.collective == "all_reduce" else 1.0
+        return passes * net.ring_bytes(at, message.bytes)
+
+    def _message_s(self, message: Message, at: Crossing) -> Floats:
+        """Seconds of one message, (n,)."""
+        net = self.network
+        if message.collective in ("dispatch", "combine"):
+            kernel = f"moe_{message.collective}" if self._dedup else "all_to_all"
+            return net.exchange_s(at, self._level_bytes(message, at), kernel)
         collectives: dict[str, Callable[[Crossing, Floats], Floats]] = {
+            "all_to_all": net.all_to_all_s,
+            "ring": net.ring_pass_s,
             "all_gather": net.all_gather_s,
             "reduce_scatter": net.reduce_scatter_s,
             "all_reduce": net.all_reduce_s,
         }
-        passes = 2.0 if message.collective == "all_reduce" else 1.0
-        return passes * net.ring_bytes(at, message.bytes), collectives[message.collective](at, message.bytes)
+        return collectives[message.collective](at, message.bytes)
+
+    @property
+    def _dedup(self) -> bool:
+        """Whether a token travels once to a unit, however many of its experts are there."""
+        return self.problem.stack.moe_dispatcher == "flex"
 
     def _weights(self, name: str, table: LayoutTable) -> tuple[Floats, Floats]:
         totals = {False: np.zeros(len(table)), True: np.zeros(len(table))}

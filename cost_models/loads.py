@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, NONE, Floats, Ints, LayoutTable, Split
-from .layers import Pieces
+from .pieces import Pieces
 
 Cuts = npt.NDArray[np.int64]
 
@@ -25,11 +25,23 @@ class Loads:
     dense: Floats
     expert: Floats
     saved_bytes: Floats
+    experts: bool = True  # whether the model has any
+
+    @property
+    def columns(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        return self.forward_s, self.backward_s, self.dense, self.expert, self.saved_bytes
 
     def folded(self, pp: int) -> Loads:
         """Chunks of a stage put together: (n, pp·vpp) → (n, pp)."""
-        names = Loads.__dataclass_fields__
-        return Loads(*(getattr(self, name).reshape(len(self.dense), -1, pp).sum(axis=1) for name in names))
+        if self.dense.shape[1] == pp:
+            return self
+        forward, backward, dense, expert, saved = (each.reshape(len(each), -1, pp).sum(axis=1) for each in self.columns)
+        return Loads(forward, backward, dense, expert, saved, self.experts)
+
+    def take(self, rows: Ints) -> Loads:
+        """The given rows."""
+        forward, backward, dense, expert, saved = (each[rows] for each in self.columns)
+        return Loads(forward, backward, dense, expert, saved, self.experts)
 
 
 @dataclass(frozen=True)
@@ -63,18 +75,19 @@ class Prefix:
     second_embedding: bool
 
     @classmethod
-    def of(cls, pieces: Pieces, depth: Ints, tied: bool) -> Prefix:
-        """Sums of the factor rows of `pieces`."""
+    def of(cls, pieces: Pieces, rows: npt.NDArray[np.intp], tied: bool) -> Prefix:
+        """Sums of the given rows of `pieces`, whose depth is left open."""
         order = np.array([pieces.names.index(name) for name in pieces.blocks])
 
         def run(name: str) -> Floats:
-            values = [getattr(pieces.pieces[piece], name) for piece in pieces.names]
+            values = [getattr(pieces.pieces[piece], name)[..., rows] for piece in pieces.names]
             each = np.stack([v.sum(axis=0) if v.ndim == 2 else v for v in values], axis=1)[:, order]
             return np.asarray(np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1))
 
         def end(name: str) -> End:
             piece = pieces.pieces[name]
-            return End(piece.forward_s.sum(axis=0), piece.backward_s.sum(axis=0), piece.dense_weights, piece.saved_bytes)
+            forward_s, backward_s = (each[:, rows].sum(axis=0) for each in (piece.forward_s, piece.backward_s))
+            return End(forward_s, backward_s, piece.dense_weights[rows], piece.saved_bytes[rows])
 
         return cls(
             run("forward_s"),
@@ -86,7 +99,7 @@ class Prefix:
             run("recomputed_bytes"),
             end("embedding"),
             end("head"),
-            depth,
+            np.zeros(len(rows), dtype=np.int64),
             tied or "mtp" in pieces.blocks,
         )
 
@@ -96,65 +109,13 @@ class Prefix:
         ends = (End(*(getattr(end, name)[factor] for name in End.__dataclass_fields__)) for end in (self.embedding, self.head))
         return Prefix(*sums, *ends, depth, self.second_embedding)  # type: ignore[call-arg]
 
+    def take(self, rows: npt.NDArray[np.intp]) -> Prefix:
+        """The given rows."""
+        return self.gathered(rows, self.depth[rows])
+
     @property
     def blocks(self) -> int:
         return int(self.forward_s.shape[1]) - 1
-
-    @property
-    def work_s(self) -> Floats:
-        """Forward and backward seconds of the whole model per micro-batch without recompute, (n,)."""
-        ends = self.embedding.forward_s + self.embedding.backward_s + self.head.forward_s + self.head.backward_s
-        return np.asarray(self.forward_s[:, -1] + self.backward_s[:, -1] + ends)
-
-    def total_s(self, pp: int | Ints) -> Floats:
-        """The same with what is recomputed on pp stages (one pp, or one per row), (n,)."""
-        return np.asarray(self.work_s + self.nominal_recompute_s(pp, pp))
-
-    def nominal_recompute_s(self, pp: int | Ints, stages: int | Ints) -> Floats:
-        """Recompute seconds of the first `stages` of pp stages, at block depth K their mean: K blocks each; (n,), or
-        (n, stages) for several stages of one pp.
-
-        The mean keeps fill and drain of a stage independent of how the stages before were cut; its own steady work is exact.
-        """
-        share = np.where(self.depth >= self.blocks, 1.0, np.minimum(self.depth * pp / self.blocks, 1.0))
-        whole = share * self.recompute_s[:, -1] / pp
-        return np.asarray(whole[:, None] * stages if np.ndim(stages) > np.ndim(pp) else whole * stages)
-
-    def chunks(self, cuts: Cuts) -> Loads:
-        """Loads of the chunks between `cuts` (n, chunks+1), (n, chunks)."""
-        start, stop = cuts[:, :-1], cuts[:, 1:]
-        again = np.minimum(start + np.minimum(self.depth, self.blocks)[:, None], stop)
-
-        def between(values: Floats, first: Cuts, last: Cuts) -> Floats:
-            return np.asarray(np.take_along_axis(values, last, axis=1) - np.take_along_axis(values, first, axis=1))
-
-        loads = Loads(
-            between(self.forward_s, start, stop),
-            between(self.backward_s, start, stop) + between(self.recompute_s, start, again),
-            between(self.dense, start, stop),
-            between(self.expert, start, stop),
-            between(self.saved_bytes, again, stop) + between(self.recomputed_bytes, start, again),
-        )
-        several = cuts.shape[1] > 2
-        for name in End.__dataclass_fields__:
-            values = getattr(loads, name)
-            values[:, 0] += getattr(self.embedding, name)
-            values[:, -1] += getattr(self.head, name)
-        if self.second_embedding and several:
-            loads.dense[:, -1] += self.embedding.dense
-        return loads
-
-    def before(self, cuts: Cuts, pp: int) -> tuple[Floats, Floats]:
-        """Forward and backward seconds of the stages before each stage, for cuts (n, pp+1); (n, pp) each."""
-        stages = np.arange(pp)
-        first = cuts[:, :-1]
-        exact = np.take_along_axis(self.recompute_s, first, axis=1)
-        recompute = np.where((self.depth >= self.blocks)[:, None], exact, self.nominal_recompute_s(pp, stages))
-        forward = np.take_along_axis(self.forward_s, first, axis=1) + np.where(stages > 0, self.embedding.forward_s[:, None], 0.0)
-        backward = np.take_along_axis(self.backward_s, first, axis=1) + np.where(
-            stages > 0, self.embedding.backward_s[:, None], 0.0
-        )
-        return forward, backward + recompute
 
     def grid(self, stage: int, pp: int, longest: int) -> Loads:
         """Loads of a stage that begins at cut c and holds l blocks, (n, blocks+1, longest+1), for rows that share their depth.
@@ -184,20 +145,63 @@ class Prefix:
             loads.dense[...] += self.embedding.dense[:, None, None]
         return loads
 
-    def before_grid(self, stage: int, pp: int) -> tuple[Floats, Floats]:
-        """Forward and backward seconds of the stages before a stage that begins at cut c, (n, blocks+1, 1) each."""
+    def before_grid(self, stage: int, nominal_recompute_s: Floats) -> tuple[Floats, Floats]:
+        """Forward and backward seconds of the stages before a stage that begins at cut c, (n, blocks+1, 1) each.
+
+        Where not all layers are redone, the stages before redo `nominal_recompute_s` (n,) whatever their cuts.
+        """
         whole = int(self.depth[0]) >= self.blocks
-        recompute = self.recompute_s if whole else self.nominal_recompute_s(pp, stage)[:, None]
+        recompute = self.recompute_s if whole else nominal_recompute_s[:, None]
         begun = 1.0 if stage else 0.0
         forward = self.forward_s + begun * self.embedding.forward_s[:, None]
         backward = self.backward_s + recompute + begun * self.embedding.backward_s[:, None]
         return forward[:, :, None], backward[:, :, None]
 
 
+def chunk_loads(pieces: Pieces, factor: Ints, depth: Ints, cuts: Cuts, tied: bool) -> Loads:
+    """Loads of the chunks between `cuts` (n, chunks+1), or (1, chunks+1) for cuts that all rows share; (n, chunks).
+
+    `factor` and `depth` (n,) are each row's place in `pieces` and how many layers of every chunk it redoes. The embedding is in
+    the first chunk, the head in the last, with a copy of the embedding where one is `tied` to it or MTP layers look it up.
+    """
+    blocks = len(pieces.blocks)
+    start, stop = cuts[:, :-1], cuts[:, 1:]
+    again = np.minimum(start + np.minimum(depth, blocks)[:, None], stop) if depth.any() else start
+    shape = (len(factor), start.shape[1])
+    experts = any(piece.expert_weights.any() for piece in pieces.pieces.values())
+    found = Loads(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), experts)
+    for name in pieces.names:
+        piece, running = pieces.pieces[name], pieces.running[name]
+        held = (running[stop] - running[start]).astype(np.float64)
+        terms = [(found.forward_s, held, piece.once_s), (found.backward_s, held, piece.back_s)]
+        terms += [(found.dense, held, piece.dense_weights), (found.saved_bytes, held, piece.saved_bytes)]
+        if found.experts:
+            terms.append((found.expert, held, piece.expert_weights))
+        if again is not start:
+            redone = (running[again] - running[start]).astype(np.float64)
+            terms.append((found.backward_s, redone, piece.again_s))
+            terms.append((found.saved_bytes, redone, piece.recomputed_bytes - piece.saved_bytes))
+        for total, count, values in terms:
+            total += count * values[factor][:, None]
+    for name, chunk in (("embedding", 0), ("head", -1)):
+        piece = pieces.pieces[name]
+        found.forward_s[:, chunk] += piece.once_s[factor]
+        found.backward_s[:, chunk] += piece.back_s[factor]
+        found.dense[:, chunk] += piece.dense_weights[factor]
+        found.saved_bytes[:, chunk] += piece.saved_bytes[factor]
+    if (tied or "mtp" in pieces.blocks) and shape[1] > 1:
+        found.dense[:, -1] += pieces.pieces["embedding"].dense_weights[factor]
+    return found
+
+
 def recompute_depths(table: LayoutTable) -> Ints:
     """Layers of every chunk that are under recompute, (n,): all for selective, uniform and plain full, K for block depth K."""
-    block = np.where(table.recompute_mode == FULL_BLOCK, table.recompute_layers, ALL_LAYERS)
-    return np.where(table.recompute_mode == NONE, 0, block)
+    return depths(table.recompute_mode, table.recompute_layers)
+
+
+def depths(mode: Ints, layers: Ints) -> Ints:
+    """The same from the two columns that say it."""
+    return np.where(mode == NONE, 0, np.where(mode == FULL_BLOCK, layers, ALL_LAYERS))
 
 
 def piece_counts(names: tuple[str, ...], blocks: tuple[str, ...], split: Split, depth: int) -> tuple[Floats, Floats]:

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ..search_spaces.groups import DIMENSIONS, groups
-from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SHARDINGS, Floats, LayoutTable, Problem
+from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SHARDINGS, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import free_bytes
 from ..search_spaces.stack import Footprint
 from ..search_spaces.workload import MEMORY_BAND
-from .layers import Pieces, shard_group
+from .layers import shard_group
 from .operators import BF16
+from .pieces import Pieces
 
 ZERO1, ZERO2, ZERO3, HSDP = (SHARDINGS.index(name) for name in ("zero1", "zero2", "zero3", "hsdp"))
 GIB = float(2**30)
@@ -34,6 +36,11 @@ class StaticRates:
 
     def total(self, which: int) -> Floats:
         return np.asarray(self.weights[which] + self.gradients[which] + self.optimizer[which])
+
+    def take(self, rows: npt.NDArray[np.intp] | Ints) -> StaticRates:
+        """The given rows."""
+        pairs = (getattr(self, name) for name in StaticRates.__dataclass_fields__)
+        return StaticRates(*((dense[rows], expert[rows]) for dense, expert in pairs))
 
 
 def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:

@@ -7,7 +7,6 @@ fabrics (scale-up, scale-out) carry a pipelined collective at the same time, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +15,7 @@ import numpy as np
 from ..search_spaces.cluster import ClusterSpec, Level
 from ..search_spaces.groups import Groups
 from ..search_spaces.layout import Floats, Ints
-from .profile import CollectiveCurve, Fitted, Profile
+from .profile import Fitted, Profile
 
 EXCHANGES = ("all_to_all", "moe_dispatch", "moe_combine")
 """Collectives that reach every peer in one step."""
@@ -50,6 +49,19 @@ class Crossing:
 
     def take(self, rows: Ints) -> Crossing:
         return Crossing(self.members[:, rows], self.fan[:, rows])
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """Figures of one collective on every level, (levels,); what passes through memory depends on the innermost one's alone."""
+
+    half_bytes: Floats
+    gamma: Floats
+    efficiency: Floats
+    launch_s: Floats
+    hop_s: Floats  # the library's whole hop where it was measured, else the level's latency
+    local_cost: float
+    passes: float
 
 
 class Network:
@@ -88,6 +100,7 @@ class Network:
         parts = np.array(self.sizes) / np.array((1, *self.sizes[:-1]))
         mesh = np.array([level.kind == "full_mesh" for level in self.levels])
         self._mesh_peers = np.where(mesh, np.maximum(parts - 1.0, 1.0), np.inf)
+        self._of_collective: dict[str, _Curves] = {}
         self._ring_kind = np.array([level.kind in ("ring", "torus") for level in self.levels])[:, None]
 
     def crossing(self, group: Groups) -> Crossing:
@@ -132,11 +145,11 @@ class Network:
 
     def p2p_s(self, at_level: Ints, message_bytes: Floats) -> Floats:
         """One message to a neighbour across the level of the given index, seconds (n,)."""
-        alpha = self.latency + self._column("p2p", lambda c: c.launch_s.value)
-        rate = self.bandwidth * self._column("p2p", lambda c: c.efficiency.value)
+        curves = self._curves("p2p")
+        alpha = self.latency + curves.launch_s
+        rate = self.bandwidth * curves.efficiency
         rate = np.where(np.isfinite(self._mesh_peers), rate / self._mesh_peers, rate)
-        half = self._column("p2p", lambda c: c.half_bytes.value)[at_level]
-        gamma = self._column("p2p", lambda c: c.gamma.value if isinstance(c.gamma, Fitted) else c.gamma)[at_level]
+        half, gamma = curves.half_bytes[at_level], curves.gamma[at_level]
         slow = 1.0 + (half / np.maximum(message_bytes, 1.0)) ** gamma
         return np.where(message_bytes > 0, alpha[at_level] + message_bytes / rate[at_level] * slow, 0.0)
 
@@ -198,35 +211,44 @@ class Network:
     def _reduces(self, level: Level) -> bool:
         return level.in_network_reduction and "all_reduce_in_network" in self._profile.collectives[level.efficiency_profile]
 
-    def _column(self, collective: str, value: Callable[[CollectiveCurve], float]) -> Floats:
+    def _curves(self, collective: str) -> _Curves:
+        """The curve of every level's fabric for a collective; where a fabric has none in the network, its plain one."""
+        if collective not in self._of_collective:
+            self._of_collective[collective] = self._read_curves(collective)
+        return self._of_collective[collective]
+
+    def _read_curves(self, collective: str) -> _Curves:
         name = collective.removesuffix("_in_network")
         fast, plain = ([self._profile.collectives[x.efficiency_profile].get(n) for x in self.levels] for n in (collective, name))
         curves = [
             f or p or self._profile.collective_curve(x.efficiency_profile, name)
             for f, p, x in zip(fast, plain, self.levels, strict=True)
         ]
-        return np.array([value(curve) for curve in curves])
+        hop = np.array([c.hop_latency_s.value if c.hop_latency_s else 0.0 for c in curves])
+        return _Curves(
+            np.array([c.half_bytes.value for c in curves]),
+            np.array([c.gamma.value if isinstance(c.gamma, Fitted) else c.gamma for c in curves]),
+            np.array([c.efficiency.value for c in curves]),
+            np.array([c.launch_s.value for c in curves]),
+            np.where(hop > 0, hop, self.latency),
+            curves[0].local_cost.value if curves[0].local_cost else 0.0,
+            curves[0].passes,
+        )
 
     def _collective(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
         """Time of the profile's CollectiveCurve with what each level carries in place of one wire figure."""
-        half = self._column(name, lambda c: c.half_bytes.value)[:, None]
-        gamma = self._column(name, lambda c: c.gamma.value if isinstance(c.gamma, Fitted) else c.gamma)[:, None]
-        efficiency = self._column(name, lambda c: c.efficiency.value)[:, None]
+        curves = self._curves(name)
         mesh = np.minimum((at.fan - 1.0) / self._mesh_peers[:, None], 1.0)
         share = np.where(np.isfinite(self._mesh_peers)[:, None], np.maximum(mesh, 1e-9), 1.0)
-        slow = 1.0 + (half / np.maximum(message_bytes, 1.0)) ** gamma
-        local = self._column(name, lambda c: c.local_cost.value if c.local_cost else 0.0)[0]
-        passes = self._column(name, lambda c: c.passes)[0]
+        slow = 1.0 + (curves.half_bytes[:, None] / np.maximum(message_bytes, 1.0)) ** curves.gamma[:, None]
         through_one = self._one_rail & (name != "all_to_all")
         moved = level_bytes * np.where(through_one, at.below, 1.0)
-        moved[0] += local * np.maximum(passes * message_bytes - level_bytes.sum(axis=0), 0.0)
-        level_s = moved / (self.bandwidth[:, None] * self._reached * efficiency * share) * slow * (at.fan > 1.0)
+        moved[0] += curves.local_cost * np.maximum(curves.passes * message_bytes - level_bytes.sum(axis=0), 0.0)
+        rate = self.bandwidth[:, None] * self._reached * curves.efficiency[:, None]
+        level_s = moved / (rate * share) * slow * (at.fan > 1.0)
         wire = np.max(np.array([level_s[rows].sum(axis=0) for rows in self._fabrics]), axis=0)
-        measured = self._column(name, lambda c: c.hop_latency_s.value if c.hop_latency_s else 0.0)
-        hop = np.where(measured > 0, measured, self.latency)  # the library's whole hop, where it was measured
-        delay = (self._hops(name, at, passes) * hop[:, None]).sum(axis=0)
-        launch = self._column(name, lambda c: c.launch_s.value)[at.outermost]
-        return np.where((at.size > 1) & (message_bytes > 0), launch + delay + wire, 0.0)
+        delay = (self._hops(name, at, curves.passes) * curves.hop_s[:, None]).sum(axis=0)
+        return np.where((at.size > 1) & (message_bytes > 0), curves.launch_s[at.outermost] + delay + wire, 0.0)
 
     def _hops(self, name: str, at: Crossing, passes: float) -> Floats:
         """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree."""

@@ -200,26 +200,28 @@ def stage_paths_s(
     pp−s micro-batches on. Loops through the prefix move s+1 micro-batches on and can replace as many X inside A to D.
     Convex in the loads and dependent only on the stage's own cut points, so that a partition can be optimised against it.
     """
+    # In floats: whole numbers stay exact in them, and dividing integers takes several times longer.
+    stage, pp, m = (np.asarray(each, dtype=np.float64) for each in (stage, pp, m))
     x = np.asarray(forward) + np.asarray(backward)
-    steps = np.asarray(m) - 1
-    behind = np.asarray(pp) - 1 - np.asarray(stage)
-    spare = np.maximum(steps - behind, 0)  # forwards after the first backward: m−1−w
-    lead = prefix_fb + 2 * np.asarray(stage) * p2p_s
-    loop = total_fb - prefix_fb + 2 * behind * p2p_s
-    whole = lead + loop
+    steps, behind = m - 1.0, pp - 1.0 - stage
+    lead = prefix_fb + 2.0 * stage * p2p_s
+    whole = total_fb + 2.0 * (pp - 1.0) * p2p_s
+    gain = whole - lead - (behind + 1.0) * x
+    loops = np.floor(steps / (behind + 1.0))
+    once = np.minimum(loops, 1.0)
+    steady = steps * x
     # (C) over (B) where the forwards are the longer ones: the warm-up passes are lost from one of the two.
-    turned = whole + steps * x - (steps - spare) * np.minimum(forward, backward)
-    loops = steps // (behind + 1)
-    once = np.minimum(loops, 1)
-    gain = loop - (behind + 1) * x
-    twice = whole + once * (steps * x + gain)
-    front = np.maximum(spare - 1, 0) // (np.asarray(stage) + 1) * np.maximum(lead - np.asarray(stage) * x, 0.0)
-    best = np.maximum(np.maximum(lead + (steps + 1) * x, turned), twice) + front
+    turned = whole + steady - np.minimum(steps, behind) * np.minimum(forward, backward)
+    twice = whole + once * (steady + gain)
+    # Forwards after the first backward, but for one, in whole turns through the prefix.
+    turns = np.floor(np.maximum(steps - behind - 1.0, 0.0) / (stage + 1.0))
+    front = turns * np.maximum(lead - stage * x, 0.0)
+    best = np.maximum(np.maximum(lead + steady + x, turned), twice) + front
     return np.asarray(np.maximum(best, twice + (loops - once) * np.maximum(gain, 0.0)), dtype=np.float64)
 
 
 def bound_s(
-    schedule: str, pp: int, vpp: int, total_fb_s: Number, max_block_s: Number, p2p_s: Number, num_microbatches: Number
+    schedule: str, pp: Number, vpp: Number, total_fb_s: Number, max_block_s: Number, p2p_s: Number, num_microbatches: Number
 ) -> Floats:
     """Least step of any partition of `total_fb_s` (Σ(f+b) per micro-batch) whose largest block is `max_block_s`; broadcasts.
 
@@ -232,6 +234,7 @@ def bound_s(
     """
     w, block = np.asarray(total_fb_s, dtype=np.float64), np.asarray(max_block_s, dtype=np.float64)
     m, c = np.asarray(num_microbatches), np.asarray(p2p_s, dtype=np.float64)
+    pp, vpp = np.asarray(pp), np.asarray(vpp)
     through = w + 2 * (pp * vpp - 1) * c
     if schedule == INTERLEAVED:
         return np.asarray(np.maximum(through, m * np.maximum(w / pp, block)))
@@ -242,19 +245,14 @@ def bound_s(
     steps = np.maximum(m - 1, 0)
     largest = np.maximum(through + (steps - np.minimum(pp - 1, steps) / 2) * block, m * block)
     turns, rest = steps // pp, steps % pp
-    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, 2 * pp))])
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, 2 * int(np.max(pp, initial=1)) + 1))])
     edges = (pp - 1) - rest * (harmonic[pp + rest - 1] - harmonic[rest])
     many = through + w * steps / pp + 2 * c * (np.maximum(turns - 1, 0) * (pp - 1) + (pp + rest) / pp * edges)
-    few = through + w / _inverse_sum(pp, steps)
+    # Few micro-batches: Σ over stages of 1/(m−1−w/2) with w = min(pp−1−s, m−1), which is 2·Σ 1/(2(m−1)−w).
+    short = np.clip(steps, 1, np.maximum(pp - 1, 1))
+    inverse = 2 * (harmonic[2 * short] - harmonic[short - 1]) + 2 * (pp - 1 - short) / short
+    few = through + np.where(steps > 0, w / inverse, 0.0)
     return np.asarray(np.maximum(largest, np.where(m > pp, many, few)))
-
-
-def _inverse_sum(pp: int, steps: Ints) -> Floats:
-    """Σ over stages of 1/(m−1−w/2), w = min(pp−1−s, m−1); infinite for one micro-batch, which a stage cannot delay."""
-    behind = np.arange(pp)
-    left = steps[..., None] - np.minimum(behind, steps[..., None]) / 2
-    with np.errstate(divide="ignore"):
-        return np.asarray((1 / left).sum(axis=-1))
 
 
 def _rows(

@@ -7,48 +7,66 @@ pipeline hidden.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from ..cost_models.loads import Prefix, recompute_depths
 from ..cost_models.memory import static_rates
-from ..cost_models.pipeline import bound_s, in_flight
-from ..cost_models.step import CostModel, Rows, same_shape
-from ..search_spaces.enumeration import FRAME, PRICED_CP_TYPES, Frames, Space
-from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Floats, Ints, LayoutTable, row_keys
+from ..cost_models.pipeline import bound_s, in_flight, paths_s
+from ..cost_models.rows import Rows
+from ..cost_models.step import CostModel, same_shape
+from ..search_spaces.choices import FRAME, PRICED_CP_TYPES
+from ..search_spaces.enumeration import Frames, Space
+from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Floats, Ints, LayoutTable, distinct_rows
+from .stages import default_cuts
 
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
+ZERO2 = SHARDINGS.index("zero2")
+ROWS_PER_BLOCK = 1024
+"""Rows whose chunks are worked out together: they stay in the cache."""
 
 
 def row_bounds_s(model: CostModel, rows: Rows, after: Floats) -> Floats:
     """Step time that no partition of the row's blocks can beat, (n,); `after` is `least_after`."""
-    return _bounds_s(model, rows.table, rows.sums, rows.factor, rows.p2p_s, after)
+    return _bounds_s(model, rows, rows.p2p_s, after)
 
 
-def work_bounds_s(model: CostModel, table: LayoutTable) -> Floats:
+def work_bounds_s(model: CostModel, rows: Rows) -> Floats:
     """The same from the work alone, with free messages between stages and nothing after the pipeline: weaker, and cheap, (n,)."""
-    sums, factor = model.sums(table)
-    free = np.zeros(len(table))
-    return _bounds_s(model, table, sums, factor, free, free)
+    free = np.zeros(len(rows))
+    return _bounds_s(model, rows, free, free)
 
 
-def _bounds_s(model: CostModel, table: LayoutTable, sums: Prefix, factor: Ints, p2p_s: Floats, after: Floats) -> Floats:
-    depth = recompute_depths(table)
+def _bounds_s(model: CostModel, rows: Rows, p2p_s: Floats, after: Floats) -> Floats:
+    table, largest_s = rows.table, rows.largest_s
     # A block depth redoes fewer layers when stages are cut unevenly, down to one stage's worth: count none.
-    again = np.where(depth >= sums.blocks, sums.recompute_s[factor, -1], 0.0)
-    work = sums.work_s[factor] + again
-    largest = np.diff(sums.forward_s + sums.backward_s, axis=1).max(axis=1)[factor]
+    work = rows.work_s + np.where(rows.depth >= len(model.blocks), rows.again_s, 0.0)
     bound = np.empty(len(table))
-    for members in same_shape(table):
-        first = int(members[0])
-        schedule, pp, vpp = SCHEDULES[int(table.schedule[first])], int(table.pp[first]), int(table.vpp[first])
-        m, w = table.num_microbatches[members], work[members]
-        paths = bound_s(schedule, pp, vpp, w, largest[members], p2p_s[members], m)
-        if schedule == "1f1b":
-            extended = np.where(m > pp, w + (m - 1 + after[members]) * w / pp, 0.0)
-        else:
-            extended = (m + after[members]) * w / pp
-        bound[members] = np.maximum(paths, extended)
+    for code in np.unique(table.schedule).tolist():
+        members = np.nonzero(table.schedule == code)[0]
+        pp, m, w, extra = table.pp[members], table.num_microbatches[members], work[members], after[members]
+        paths = bound_s(SCHEDULES[code], pp, table.vpp[members], w, largest_s[members], p2p_s[members], m)
+        steady = np.where(m > pp, w + (m - 1 + extra) * w / pp, 0.0) if code == ONE_F_ONE_B else (m + extra) * w / pp
+        bound[members] = np.maximum(paths, steady)
+    return bound + model.problem.stack.step_overhead_s.value
+
+
+def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
+    """Step time from below of rows whose cuts follow from a rule, (n,): their paths in closed form, with nothing beside them."""
+    bound = np.empty(len(rows))
+    for members in same_shape(rows.table):
+        for begin in range(0, len(members), ROWS_PER_BLOCK):
+            some = members[begin : begin + ROWS_PER_BLOCK]
+            part = rows.take(some)
+            t, schedule = part.table, SCHEDULES[int(part.table.schedule[0])]
+            load = part.chunks(default_cuts(model, part))
+            paths = paths_s(
+                schedule, int(t.pp[0]), int(t.vpp[0]), load.forward_s, load.backward_s, 0.0, t.num_microbatches, closed_form=True
+            )
+            bound[some] = paths.max(axis=1)
     return bound + model.problem.stack.step_overhead_s.value
 
 
@@ -64,7 +82,7 @@ def least_after(model: CostModel, rows: Rows) -> Floats:
     least = np.full(len(rows), np.inf)
     for name in (*rows.pieces.names, "embedding", "head"):
         piece = rows.pieces.pieces[name]
-        work = (piece.forward_s + piece.backward_s + piece.recompute_s).sum(axis=0)[rows.factor]
+        work = (piece.work_s + piece.again_s)[rows.factor]
         cost = rates[0] * piece.dense_weights[rows.factor] + rates[1] * piece.expert_weights[rows.factor]
         least = np.minimum(least, cost / work)
     return least
@@ -76,10 +94,10 @@ def most_work_s(rows: Rows, after: Floats, limit_s: Floats) -> Floats:
     Path (D) through the fullest stage s, of work x: T ≥ 2W − P + (m−1−w)·x + r·x with P ≤ (s+1)·x before its end, whatever s is
     T ≥ 2W + (m−1−pp+r)·x. At block depth P counts recompute at its mean, up to pp−1 stages' worth. No limit where m ≤ pp+1.
     """
-    pp, m, prefix = rows.table.pp, rows.table.num_microbatches, rows.prefix
-    mean = np.where(prefix.depth < prefix.blocks, prefix.nominal_recompute_s(pp, pp - 1), 0.0)
+    pp, m = rows.table.pp, rows.table.num_microbatches
+    mean = np.where(rows.depth < len(rows.pieces.blocks), rows.nominal_recompute_s(pp, pp - 1), 0.0)
     turns = m - 1 - pp + after
-    room = limit_s - 2.0 * prefix.total_s(pp) + mean
+    room = limit_s - 2.0 * rows.total_s(pp) + mean
     return np.where(turns > 0, np.maximum(room, 0.0) / np.maximum(turns, 1e-9), np.inf) * (1.0 + 1e-9)
 
 
@@ -89,7 +107,31 @@ def row_bounds_bytes(model: CostModel, rows: Rows) -> Floats:
     For weights μ over stages, max_s M_s ≥ Σ_s μ_s M_s ≥ Σ_j min_s μ_s (a_j + n_s r_j): block j costs static bytes a_j and r_j per
     micro-batch in flight. μ_s ∝ 1/(A + n_s R) makes it tight for equal blocks. Block depths keep what a recomputed layer keeps.
     """
-    static, active, counts = _piece_bytes(model, rows)
+    return _bytes_at_least(model, rows, (rows.rates.total(0), rows.rates.total(1)))
+
+
+def work_bounds_bytes(model: CostModel, rows: Rows, sharings: Mapping[str, npt.NDArray[Any]]) -> Floats:
+    """The same under the leanest of some choices of sharding and offload, (n,): what any layout of the row's work holds."""
+    dense, expert = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
+    for sharding, hsdp, offload in _shardings(sharings):
+        # Shards within a pass belong to the work; between passes every row may have any.
+        apart = (rows.table.sharding >= ZERO2) | (sharding >= ZERO2)
+        mine = (rows.table.sharding == sharding) & (rows.table.hsdp == hsdp)
+        same = np.full(len(rows), sharding), np.full(len(rows), hsdp), np.full(len(rows), offload)
+        rates = static_rates(model.problem, replace(rows.table, sharding=same[0], hsdp=same[1], optimizer_offload=same[2]))
+        for least, which in ((dense, 0), (expert, 1)):
+            np.minimum(least, np.where(~apart | mine, rates.total(which), np.inf), out=least)
+    return _bytes_at_least(model, rows, (dense, expert))
+
+
+def _shardings(sharings: Mapping[str, npt.NDArray[Any]]) -> set[tuple[int, int, float]]:
+    columns = (sharings[name].tolist() for name in ("sharding", "hsdp", "optimizer_offload"))
+    return set(zip(*columns, strict=True))
+
+
+def _bytes_at_least(model: CostModel, rows: Rows, rates: tuple[Floats, Floats]) -> Floats:
+    """Bytes of the fullest stage at least, with `rates` bytes of states per dense and per expert parameter, (n,)."""
+    static, active, counts = _piece_bytes(model, rows, rates)
     least = np.empty(len(rows))
     for members in same_shape(rows.table):
         t = rows.table.take(members)
@@ -107,7 +149,7 @@ def row_bounds_bytes(model: CostModel, rows: Rows) -> Floats:
     return least + rows.least_transient_bytes + rows.communicator_bytes
 
 
-def _piece_bytes(model: CostModel, rows: Rows) -> tuple[Floats, Floats, Floats]:
+def _piece_bytes(model: CostModel, rows: Rows, rates: tuple[Floats, Floats]) -> tuple[Floats, Floats, Floats]:
     """Static bytes and least saved bytes per micro-batch of every distinct piece, (n, pieces), and how many there are of each."""
     names = (*rows.pieces.names, "embedding", "head")
     found = [rows.pieces.pieces[name] for name in names]
@@ -116,8 +158,8 @@ def _piece_bytes(model: CostModel, rows: Rows) -> tuple[Floats, Floats, Floats]:
     saved = np.stack([piece.saved_bytes for piece in found], axis=1)[rows.factor]
     kept = np.stack([piece.recomputed_bytes for piece in found], axis=1)[rows.factor]
     none = (rows.table.recompute_mode == NONE)[:, None]
-    static = dense * rows.rates.total(0)[:, None] + expert * rows.rates.total(1)[:, None]
-    counts = np.array([(*model.blocks, "embedding", "head").count(name) for name in names], dtype=np.float64)
+    static = dense * rates[0][:, None] + expert * rates[1][:, None]
+    counts = np.array([rows.pieces.counts[name] for name in names], dtype=np.float64)
     return static, np.where(none, saved, np.minimum(saved, kept)), counts
 
 
@@ -129,47 +171,35 @@ def frame_bounds(model: CostModel, space: Space) -> tuple[Floats, npt.NDArray[np
     sequences = model.problem.workload.global_batch // frames.dp
     micro_batches = np.unique(space.pipeline_lists.table["micro_batch"])
     schedules = [SCHEDULES[int(code)] for code in np.unique(space.pipeline_lists.table["schedule"])]
-    dense = expert = np.zeros(len(unique))
-    for micro_batch in micro_batches:
-        forward, backward, dense, expert = _least_work(model, space, unique, int(micro_batch))
-        m = sequences // int(micro_batch)
-        runs = (sequences % int(micro_batch) == 0) & (m > 0)
-        work = (forward + backward)[member]
-        for pp in np.unique(frames.pp).tolist():
-            rows = np.nonzero(runs & (frames.pp == pp))[0]
-            for schedule in schedules:
-                bound = bound_s(schedule, pp, 1, work[rows], 0.0, 0.0, m[rows])
-                least[rows] = np.minimum(least[rows], bound)
+    work, dense, expert = _least_work(model, space, unique, micro_batches)
+    for micro_batch, work_s in zip(micro_batches.tolist(), work, strict=True):
+        m = sequences // micro_batch
+        rows = np.nonzero((sequences % micro_batch == 0) & (m > 0))[0]
+        for schedule in schedules:
+            bound = bound_s(schedule, frames.pp[rows], 1, work_s[member[rows]], 0.0, 0.0, m[rows])
+            least[rows] = np.minimum(least[rows], bound)
     fits = _least_states(model, space, dense[member], expert[member]) <= model.usable_bytes
     return least + model.problem.stack.step_overhead_s.value, fits
 
 
-def _least_work(model: CostModel, space: Space, frames: Frames, micro_batch: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Least forward and backward seconds of a micro-batch over cp types, and weights on a rank, for distinct frames."""
-    found = []
+def _least_work(model: CostModel, space: Space, frames: Frames, micro_batches: Ints) -> tuple[Floats, Floats, Floats]:
+    """Least seconds of a micro-batch over cp types, forward and backward, (micro-batches, frames); and weights on a rank of
+    one stage, dense and expert, (frames,).
+    """
     offered = [name for name in model.problem.stack.cp_types if name in PRICED_CP_TYPES]
-    for cp_type in model.problem.workload.fix.get("cp_type", offered):
-        rows = model.rows(_plain_table(space, frames, micro_batch, CP_TYPES.index(cp_type)))
-        prefix = rows.sums.gathered(rows.factor, recompute_depths(rows.table))
-        ends = (prefix.embedding, prefix.head)
-        forward = prefix.forward_s[:, -1] + sum(end.forward_s for end in ends)
-        backward = prefix.backward_s[:, -1] + sum(end.backward_s for end in ends)
-        found.append((forward, backward, prefix.dense[:, -1] + sum(end.dense for end in ends), prefix.expert[:, -1]))
-    pick = np.argmin([forward + backward for forward, backward, _, _ in found], axis=0)
-    each = np.arange(len(frames))
-    forward, backward = (np.array([work[i] for work in found])[pick, each] for i in (0, 1))
-    return forward, backward, found[0][2], found[0][3]
+    cp_types = [CP_TYPES.index(name) for name in model.problem.workload.fix.get("cp_type", offered)]
+    tables = [_plain_table(space, frames, size, code) for size in micro_batches.tolist() for code in cp_types]
+    rows = model.rows(LayoutTable.concatenate(tables))
+    work_s = rows.work_s.reshape(len(micro_batches), len(cp_types), len(frames)).min(axis=1)
+    dense, expert = (weights[rows.factor[: len(frames)]] for weights in rows.pieces.rank_weights)
+    return work_s, dense, expert
 
 
 def _least_states(model: CostModel, space: Space, dense: Floats, expert: Floats) -> Floats:
     """Bytes of weights, gradients and optimizer on the mean stage under the leanest sharding and offload on offer, (frames,)."""
     frames, sharing = space.frames, space.pipeline_lists.table | space.sharing_lists.table
     least = np.full(len(frames), np.inf)
-    choices = {
-        (int(s), int(h), float(o))
-        for s, h, o in zip(sharing["sharding"], sharing["hsdp"], sharing["optimizer_offload"], strict=True)
-    }
-    for sharding, hsdp, offload in choices:
+    for sharding, hsdp, offload in _shardings(sharing):
         table = _plain_table(space, frames, 1, 0, sharding, hsdp, offload)
         rates = static_rates(model.problem, table)
         least = np.minimum(least, (dense * rates.total(0) + expert * rates.total(1)) / frames.pp)
@@ -212,6 +242,5 @@ def _plain_table(
 
 
 def _distinct(frames: Frames, names: tuple[str, ...]) -> tuple[Frames, Ints]:
-    key = row_keys([getattr(frames, name) for name in names])
-    _, first, member = np.unique(key, return_index=True, return_inverse=True)
-    return frames.take(first), np.asarray(member)
+    first, member = distinct_rows([getattr(frames, name) for name in names])
+    return frames.take(first), member

@@ -1,34 +1,53 @@
-"""Branch and bound: frames by their bound, their layouts by a tighter one, survivors cut into stages exactly.
+"""Branch and bound: frames by their bound, their works by a tighter one, layouts by one tighter still, survivors cut into stages
+exactly.
 
-Every legal layout ends in one of three counts: cut by the bound (it cannot beat what is found), cut by memory (no partition of it
-fits), or scored (its best partition was worked out and priced).
+A work stands for all layouts whose micro-batches cost the same: most of them fall together, by its time or by the memory that the
+leanest of them needs, without ever being listed. Every legal layout ends in one of three counts: cut by the bound (it cannot beat
+what is found), cut by memory (no partition of it fits), or scored (its best partition was worked out and priced).
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from ..cost_models.step import CostModel, Rows, same_shape
-from ..search_spaces.enumeration import Space
+from ..cost_models.loads import Cuts
+from ..cost_models.rows import Rows
+from ..cost_models.step import CostModel, same_shape
+from ..search_spaces.enumeration import Space, Works
 from ..search_spaces.layout import Bools, Floats, Layout, LayoutTable, Split
-from .bounds import frame_bounds, least_after, most_work_s, row_bounds_bytes, row_bounds_s, work_bounds_s
+from .bounds import (
+    frame_bounds,
+    least_after,
+    most_work_s,
+    row_bounds_bytes,
+    row_bounds_s,
+    ruled_bounds_s,
+    work_bounds_bytes,
+    work_bounds_s,
+)
 from .stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly, reachable
 
 ROWS_PER_BATCH = 200_000
+"""Layouts of the frames whose works are bounded together."""
+WORKS_PER_WAVE = 2048
 ROWS_PER_WAVE = 1024
-FIRST_WAVE = 64
+"""Works, and layouts, that are taken up before the limit is looked at again."""
+BATCHES_SEEDED = 5
+WORKS_SEEDED = 512
+"""Batches, and the best works of each, whose balanced cuts are priced before anything is partitioned."""
 REPLAYED_ROWS = 16  # rows of one group that are replayed before the limit is looked at again
 EQUAL = 1e-9  # relative difference of step times below which two layouts count as equally fast
 
 
 @dataclass
 class Counts:
-    """How many layouts met which end; `open` were never looked at because the search was stopped."""
+    """How many layouts met which end; of a search that was stopped `cut_by_bound` holds those never looked at too."""
 
     legal: int = 0
     scored: int = 0
@@ -56,6 +75,21 @@ class _Wave:
         return _Wave(self.rows.take(members), self.frame[members], self.after[members])
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Works of some frames, with their rows, frames and bounds, best first; `end` is how many frames have been looked at then."""
+
+    works: Works
+    rows: Rows
+    frame: npt.NDArray[np.intp]
+    bound: Floats
+    end: int
+
+    def take(self, members: npt.NDArray[np.intp] | slice) -> _Batch:
+        rows = np.arange(len(self.bound))[members]
+        return _Batch(self.works.take(rows), self.rows.take(rows), self.frame[rows], self.bound[rows], self.end)
+
+
 @dataclass
 class Found:
     """Best layouts by frame, best first; what was proved on the way."""
@@ -69,155 +103,215 @@ class Found:
 
 
 class Search:
-    """One search over a problem's space with a cost model; `top` best frames are kept."""
+    """One search over a problem's space with a cost model; `top` best frames are kept, of layouts faster than `ceiling_s`."""
 
-    def __init__(self, space: Space, model: CostModel, top: int = 5, time_limit_s: float | None = None) -> None:
+    def __init__(
+        self,
+        space: Space,
+        model: CostModel,
+        top: int = 5,
+        time_limit_s: float | None = None,
+        ceiling_s: float = np.inf,
+    ) -> None:
         self.space = space
         self.model = model
         self.top = top
         self.found = Found()
-        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+        self._begun = time.monotonic()
+        self._deadline = np.inf if time_limit_s is None else self._begun + time_limit_s
         self._best: dict[int, Candidate] = {}
-        self._frame_limit_s = np.empty(0)
+        self._ceiling_s = ceiling_s
+        self._frame_limit_s = np.full(len(space.frames), ceiling_s)
 
     def run(self, progress: Callable[[float], None] | None = None) -> Found:
         """Searches until every layout is scored or cut, or the time limit passes; Ctrl-C ends it like the limit does."""
-        begun = time.monotonic()
-        found, space = self.found, self.space
-        per_frame = space.layouts_per_frame
-        found.frames, found.counts.legal = len(space.frames), int(per_frame.sum())
-        self._frame_limit_s = np.full(len(space.frames), np.inf)
-        bound, fits = frame_bounds(self.model, space)
-        found.counts.cut_by_memory += int(per_frame[~fits].sum())
-        order = np.argsort(bound, kind="stable")
-        order = order[fits[order] & (per_frame[order] > 0)]
+        found, per_frame = self.found, self.space.layouts_per_frame
+        order, bound = self.begin()
         done = 0
         try:
-            while done < len(order) and bound[order[done]] < self.limit_s:
-                batch = self._next_batch(order, done, per_frame, bound)
-                if not self._out_of_time:
-                    self._expand(order[batch])
-                if self._out_of_time:
-                    found.complete = False
+            for batch in self._batches(order, per_frame, bound):
+                self._score_works(batch)
+                if self.out_of_time:
                     break
-                done = batch.stop
+                done = batch.end
                 if progress is not None:
                     progress(done / len(order))
+            found.complete = done == len(order) or bool(bound[order[done]] >= self.limit_s)
         except KeyboardInterrupt:
             found.complete = False
             if not self._best:
                 raise
-        found.counts.cut_by_bound = found.counts.legal - found.counts.scored - found.counts.cut_by_memory
-        found.best = sorted(self._best.values(), key=lambda c: c.step_time_s)[: self.top]
+        return self.end(found.complete, float(bound[order[done:]].min(initial=np.inf)))
+
+    def begin(self) -> tuple[npt.NDArray[np.intp], Floats]:
+        """Counts the space and cuts what cannot fit: the frames that are left by rising bound, and every frame's bound."""
+        found, per_frame = self.found, self.space.layouts_per_frame
+        found.frames, found.counts.legal = len(self.space.frames), self.space.legal
+        bound, fits = frame_bounds(self.model, self.space)
+        found.counts.cut_by_memory += int(self.space.legal_per_frame[~fits].sum())
+        order = np.argsort(bound, kind="stable")
+        return order[fits[order] & (per_frame[order] > 0)], bound
+
+    def end(self, complete: bool, open_bound_s: float) -> Found:
+        """What was found; `open_bound_s` is the least bound of what was not looked at."""
+        found, counts = self.found, self.found.counts
+        counts.cut_by_bound = counts.legal - counts.scored - counts.cut_by_memory
+        found.best, found.complete = self.best, complete
         best_s = found.best[0].step_time_s if found.best else np.inf
-        found.lower_bound_s = best_s if found.complete else float(bound[order[done:]].min(initial=best_s))
-        found.seconds = time.monotonic() - begun
+        found.lower_bound_s = best_s if complete else min(best_s, open_bound_s)
+        found.seconds = time.monotonic() - self._begun
         return found
 
+    def score_frames(self, frames: npt.NDArray[np.intp]) -> None:
+        """Scores or cuts every layout of some frames, exactly as a search does; `found.counts` and `best` then hold them."""
+        batch = self._promising(frames, 0)
+        if np.isinf(self.limit_s):
+            self._seed(batch)
+        self._score_works(batch)
+
     @property
-    def _out_of_time(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+    def best(self) -> list[Candidate]:
+        """The best layouts so far, one of a frame, best first."""
+        return sorted(self._best.values(), key=lambda c: c.step_time_s)[: self.top]
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.seconds_left < 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the time limit; infinite without one."""
+        return self._deadline - time.monotonic()
 
     @property
     def limit_s(self) -> float:
         """Step time that a layout of a new frame has to beat to be kept."""
         times = sorted(candidate.step_time_s for candidate in self._best.values())
-        return times[self.top - 1] if len(times) >= self.top else np.inf
+        return min(times[self.top - 1], self._ceiling_s) if len(times) >= self.top else self._ceiling_s
 
     def _limits_s(self, frame: npt.NDArray[np.intp]) -> Floats:
         """Step time that a layout has to beat, by its frame: the frame's own best, or the worst that is kept, (n,)."""
-        return np.minimum(self._frame_limit_s[frame], self.limit_s)
+        return np.asarray(np.minimum(self._frame_limit_s[frame], self.limit_s))
 
-    def _next_batch(self, order: npt.NDArray[np.intp], done: int, per_frame: npt.NDArray[np.int64], bound: Floats) -> slice:
-        """Frames to expand together: few while nothing is known, then as many as fit in a batch and may still win."""
-        budget = ROWS_PER_BATCH if len(self._best) >= self.top else ROWS_PER_BATCH // 8
-        sizes = np.cumsum(per_frame[order[done : done + 4096]])
-        count = max(1, int(np.searchsorted(sizes, budget, side="right")))
-        hopeful = int((bound[order[done : done + count]] < self.limit_s).sum())
-        return slice(done, done + max(1, min(count, hopeful)))
+    def _batches(self, order: npt.NDArray[np.intp], per_frame: npt.NDArray[np.int64], bound: Floats) -> Iterator[_Batch]:
+        """The frames in their order, as many together as fit in a batch and may still win; ends where none can.
 
-    def _expand(self, frames: npt.NDArray[np.intp]) -> None:
-        """Bounds all layouts of some frames and scores those that can still win, most promising first."""
-        table, member = self.space.layouts(frames)
-        frame = frames[member]
-        if np.isfinite(self.limit_s):  # most layouts lose by their work alone, which is cheap to know
-            hopeful = work_bounds_s(self.model, table) < self._limits_s(frame)
-            table, frame = table.take(hopeful), frame[hopeful]
-            if not len(table):
+        The first few batches are seeded before any of them is scored: a limit that is known early spares most of the scoring.
+        """
+        waiting: deque[_Batch] = deque()
+        begin, ahead = 0, BATCHES_SEEDED
+        while True:
+            while len(waiting) < ahead and begin < len(order) and bound[order[begin]] < self.limit_s and not self.out_of_time:
+                sizes = np.cumsum(per_frame[order[begin : begin + 4096]])
+                count = max(1, int(np.searchsorted(sizes, ROWS_PER_BATCH, side="right")))
+                hopeful = int((bound[order[begin : begin + count]] < self.limit_s).sum())
+                end = begin + max(1, min(count, hopeful))
+                waiting.append(self._promising(order[begin:end], end))
+                if ahead > 1:
+                    self._seed(waiting[-1])
+                begin = end
+            if not waiting:
                 return
-        rows = self.model.rows(table)
+            ahead = 1
+            yield waiting.popleft()
+
+    def _promising(self, frames: npt.NDArray[np.intp], end: int) -> _Batch:
+        """The works of some frames that can still win and may fit, best bound first; the rest is cut."""
+        works = self.space.works(frames)
+        frame = frames[works.frame]
+        rows = self.model.rows(works.table)
+        bound = work_bounds_s(self.model, rows)
+        left = np.nonzero(bound < self._limits_s(frame))[0]
+        fits = work_bounds_bytes(self.model, rows.take(left), self.space.sharings) <= self.model.usable_bytes
+        self.found.counts.cut_by_memory += int(works.stands_for[left[~fits]].sum())
+        left = left[fits]
+        ruled = left[~partitioned_exactly(self.model.problem, works.table.take(left))]
+        bound[ruled] = np.maximum(bound[ruled], ruled_bounds_s(self.model, rows.take(ruled)) * (1.0 - EQUAL))
+        left = left[bound[left] < self._limits_s(frame[left])]
+        left = left[np.argsort(bound[left], kind="stable")]
+        return _Batch(works, rows, frame, bound, end).take(left)
+
+    def _score_works(self, batch: _Batch) -> None:
+        """Scores the layouts of a batch that can still win, the most promising works first."""
+        left = batch
+        while len(left.bound) and not self.out_of_time:
+            left = left.take(np.nonzero(left.bound < self._limits_s(left.frame))[0])
+            now, left = left.take(slice(0, WORKS_PER_WAVE)), left.take(slice(WORKS_PER_WAVE, None))
+            self._score_best_first(*self._layouts_of(now))
+
+    def _layouts_of(self, batch: _Batch) -> tuple[Rows, npt.NDArray[np.intp]]:
+        """Every layout of the works, and its frame."""
+        table, of_work = self.space.layouts_of(batch.works)
+        return batch.rows.spread(table, of_work), batch.frame[of_work]
+
+    def _seed(self, batch: _Batch) -> None:
+        """Prices balanced cuts of 1F1B rows of the best works, so that all that follows has a limit to stay under."""
+        rows, frame = self._layouts_of(batch.take(slice(0, WORKS_SEEDED)))
+        exact = partitioned_exactly(self.model.problem, rows.table) & (work_bounds_s(self.model, rows) < self._limits_s(frame))
+        exact &= row_bounds_bytes(self.model, rows) <= self.model.usable_bytes
+        rows, frame = rows.take(np.nonzero(exact)[0]).known(), frame[exact]
+        for group in _groups(rows.table, np.arange(len(rows)), depth=False):
+            for begin in range(0, len(group), ROWS_PER_WAVE):
+                part = _Wave(rows, frame, np.zeros(len(rows))).take(group[begin : begin + ROWS_PER_WAVE])
+                cuts = balanced_cuts(self.model, part.rows, int(part.rows.table.pp[0]))
+                priced = self.model.price_cuts(part.rows, cuts)
+                self._keep(part, cuts, np.where(priced.fits, priced.step_time_s, np.inf))
+
+    def _score_best_first(self, rows: Rows, frame: npt.NDArray[np.intp]) -> None:
+        """Bounds some rows with all that is known of them, and scores those that can still win."""
         after = least_after(self.model, rows)
         bound = row_bounds_s(self.model, rows, after)
-        fits = row_bounds_bytes(self.model, rows) <= self.model.usable_bytes
-        self.found.counts.cut_by_memory += int((~fits).sum())
-        left = np.nonzero(fits)[0]
+        left = np.nonzero(bound < self._limits_s(frame))[0]
         left = left[np.argsort(bound[left], kind="stable")]
-        exact = partitioned_exactly(self.model.problem, table)
-
-        def score(some: npt.NDArray[np.intp]) -> None:
-            if self._out_of_time:
+        rows, frame, after, bound = rows.take(left), frame[left], after[left], bound[left]
+        fits = row_bounds_bytes(self.model, rows) <= self.model.usable_bytes
+        self._cut_by_memory(rows, ~fits)
+        exact = partitioned_exactly(self.model.problem, rows.table)
+        ruled, some = np.nonzero(fits & ~exact)[0], np.nonzero(fits & exact)[0]
+        self._replay(_Wave(rows, frame, after).take(ruled))
+        for begin in range(0, len(some), ROWS_PER_WAVE):
+            if self.out_of_time:
                 return
-            some = some[bound[some] < self._limits_s(frame[some])]
-            if len(some):
-                self._score(_Wave(rows.take(some), frame[some], after[some]), exact[some])
+            now = some[begin : begin + ROWS_PER_WAVE]
+            now = now[bound[now] < self._limits_s(frame[now])]
+            self._score(_Wave(rows, frame, after).take(now))
 
-        if not np.isfinite(self.limit_s):  # a few of all kinds, so that the many that follow have a limit to beat
-            score(left[:FIRST_WAVE])
-            left = left[FIRST_WAVE:]
-        score(left[~exact[left]])
-        left = left[exact[left]]
-        for begin in range(0, len(left), ROWS_PER_WAVE):
-            score(left[begin : begin + ROWS_PER_WAVE])
-
-    def _score(self, wave: _Wave, exact: Bools) -> None:
-        """Cuts the rows into stages, prices them and keeps the best of each frame; `exact` marks those to be partitioned."""
-        table = wave.rows.table
-        members = np.nonzero(exact)[0]
-        if np.isinf(self.limit_s):
-            for group in _groups(table, members, depth=False):
-                self._seed(wave.take(group))
-        for group in _groups(table, self._reaching(wave, members), depth=True):
+    def _score(self, wave: _Wave) -> None:
+        """Cuts 1F1B rows into stages, prices them and keeps the best of each frame."""
+        for group in _groups(wave.rows.known().table, self._reaching(wave), depth=True):
             self._partition(wave.take(group))
-        self._replay(wave.take(np.nonzero(~exact)[0]))
 
-    def _seed(self, part: _Wave) -> None:
-        """Prices balanced cuts, so that the exact recursion has a limit to stay under."""
-        cuts = balanced_cuts(self.model, part.rows, int(part.rows.table.pp[0]))
-        priced = self.model.price_cuts(part.rows, cuts)
-        for row in np.nonzero(priced.fits)[0]:
-            self._keep(part, int(row), cuts[row], float(priced.step_time_s[row]))
+    def _reaching(self, wave: _Wave) -> npt.NDArray[np.intp]:
+        """Those of the rows whose blocks can be dealt to stages within memory and within their limit's work.
 
-    def _reaching(self, wave: _Wave, members: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Those of the 1F1B rows whose blocks can be dealt to stages within memory and within their limit's work."""
-        part = wave.take(members)
-        usable = self.model.usable_bytes
-        fits = reachable(self.model, part.rows, np.full(len(part.rows), np.inf), usable)
-        self.found.counts.cut_by_memory += int((~fits).sum())
-        work_s = most_work_s(part.rows, part.after, self._limits_s(part.frame) - self._overhead_s)
-        return members[fits & reachable(self.model, part.rows, work_s, usable)]
+        A row without a limit that they cannot be dealt to is cut by memory.
+        """
+        limits_s = self._limits_s(wave.frame)
+        work_s = most_work_s(wave.rows, wave.after, limits_s - self._overhead_s)
+        fits = reachable(self.model, wave.rows, work_s, self.model.usable_bytes)
+        self._cut_by_memory(wave.rows, ~fits & np.isinf(limits_s))
+        return np.nonzero(fits)[0]
 
     def _partition(self, part: _Wave) -> None:
         """Best partition of each row, kept where it beats its limit."""
         # A row that set its own limit (`_seed`) is scored like any other: rounding must not leave it out.
         limits_s = self._limits_s(part.frame) * (1.0 + EQUAL) - self._overhead_s
         best = best_partitions(self.model, part.rows, limits_s, self.model.usable_bytes)
-        scored = np.nonzero(np.isfinite(best.time_s))[0]
-        self.found.counts.scored += len(scored)
-        self.found.counts.cut_by_memory += int((~np.isfinite(best.time_s) & ~np.isfinite(limits_s)).sum())
-        for row in scored:
-            self._keep(part, int(row), best.cuts[row], float(best.time_s[row]) + self._overhead_s)
+        self.found.counts.scored += int(np.isfinite(best.time_s).sum())
+        self._cut_by_memory(part.rows, ~np.isfinite(best.time_s) & ~np.isfinite(limits_s))
+        self._keep(part, best.cuts, best.time_s + self._overhead_s)
 
     def _replay(self, wave: _Wave) -> None:
         """Rows whose cuts follow from a rule: priced from below first, replayed only while that can still win."""
         below, cuts = np.full(len(wave.rows), np.inf), np.empty(len(wave.rows), dtype=object)
-        for members in _groups(wave.rows.table, np.arange(len(wave.rows)), depth=False):
+        for members in _groups(wave.rows.known().table, np.arange(len(wave.rows)), depth=False):
             for begin in range(0, len(members), ROWS_PER_WAVE):
                 some = members[begin : begin + ROWS_PER_WAVE]
                 part = wave.rows.take(some)
                 each = default_cuts(self.model, part)
                 priced = self.model.price_cuts(part, each, closed_form=True)
                 fits = priced.fits
-                self.found.counts.cut_by_memory += int((~fits).sum())
+                self._cut_by_memory(part, ~fits)
                 below[some] = np.where(fits, priced.step_time_s, np.inf)
                 for row, row_cuts in zip(some[fits], each[fits], strict=True):
                     cuts[row] = row_cuts
@@ -229,23 +323,29 @@ class Search:
                 now_cut, chosen = wave.take(members), np.stack(list(cuts[members]))
                 step_s = self.model.price_cuts(now_cut.rows, chosen).step_time_s
                 self.found.counts.scored += len(members)
-                for row, seconds in enumerate(step_s):
-                    self._keep(now_cut, row, chosen[row], float(seconds))
+                self._keep(now_cut, chosen, step_s)
+
+    def _cut_by_memory(self, rows: Rows, cut: Bools) -> None:
+        """Counts rows of which no partition fits, with every setting of their overlap switches."""
+        if cut.any():
+            self.found.counts.cut_by_memory += int(self.space.variants(rows.table.take(cut)).sum())
 
     @property
     def _overhead_s(self) -> float:
         return self.model.problem.stack.step_overhead_s.value
 
-    def _keep(self, part: _Wave, row: int, cuts: npt.NDArray[np.int64], step_time_s: float) -> None:
-        frame, table = int(part.frame[row]), part.rows.table
-        if self._frame_limit_s[frame] <= step_time_s * (1.0 + EQUAL):
-            return
-        num_layers = self.model.problem.model.num_layers
-        split = Split(int(table.pp[row]), int(table.vpp[row]), tuple(int(c) for c in cuts))
-        layout = table.layout(row, num_layers)
-        stages = split.stages(num_layers, layout.recompute)
-        self._frame_limit_s[frame] = step_time_s
-        self._best[frame] = Candidate(step_time_s, layout.model_copy(update={"stages": stages}))
+    def _keep(self, part: _Wave, cuts: Cuts, step_time_s: Floats) -> None:
+        """Keeps the best row of each frame where it beats the frame's own; infinite times stand for rows that do not fit."""
+        better = np.nonzero(step_time_s * (1.0 + EQUAL) < self._frame_limit_s[part.frame])[0]
+        better = better[np.argsort(step_time_s[better], kind="stable")]
+        _, first = np.unique(part.frame[better], return_index=True)
+        table, num_layers = part.rows.table, self.model.problem.model.num_layers
+        for row in better[first].tolist():
+            split = Split(int(table.pp[row]), int(table.vpp[row]), tuple(cuts[row].tolist()))
+            layout, frame, seconds = table.layout(row, num_layers), int(part.frame[row]), float(step_time_s[row])
+            self._frame_limit_s[frame] = seconds
+            stages = split.stages(num_layers, layout.recompute)
+            self._best[frame] = Candidate(seconds, layout.model_copy(update={"stages": stages}))
 
 
 def _groups(table: LayoutTable, members: npt.NDArray[np.intp], depth: bool) -> Iterator[npt.NDArray[np.intp]]:

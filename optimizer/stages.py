@@ -7,6 +7,7 @@ rows at once. Interleaved chunks couple (a stage's chunks lie apart); they are c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,9 @@ import numpy.typing as npt
 
 from ..cost_models.loads import Cuts, Loads
 from ..cost_models.pipeline import in_flight
-from ..cost_models.step import CostModel, Rows
-from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem
+from ..cost_models.rows import Rows
+from ..cost_models.step import CostModel, Kept
+from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def reachable(model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: 
     possible, stage after stage, reaches the end if anything does. No partition of a row that is not reachable needs a look.
     Work counts recompute only where it is of all layers: at block depth K a stage that begins later redoes other ones.
     """
-    pp, blocks = rows.table.pp, rows.prefix.blocks
+    pp, blocks = rows.table.pp, len(model.blocks)
     filling = _Filling(model, rows, most_work_s, ceiling_bytes)
     start, length, found = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
     going = np.arange(len(rows))
@@ -126,16 +128,19 @@ class _Filling:
 
 def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
     """Cuts (n, chunks+1) nearest to equal work per chunk, embedding and head in, recompute out; every chunk has a block."""
-    prefix = rows.prefix
-    work = prefix.forward_s + prefix.backward_s + (prefix.embedding.forward_s + prefix.embedding.backward_s)[:, None]
-    goal = prefix.work_s[:, None] * np.arange(1, chunks) / chunks
-    blocks, last = len(model.blocks), last_start(model)
+    pieces, blocks, last = rows.pieces, len(model.blocks), last_start(model)
+    used, place = np.unique(rows.factor, return_inverse=True)
+    ends = [pieces.pieces[name].work_s[used] for name in ("embedding", "head")]
+    first, member = distinct_rows([*(pieces.pieces[name].work_s[used] for name in pieces.names), *ends])
+    used, ends = used[first], [end[first] for end in ends]
+    work = ends[0][:, None] + sum(pieces.running[name] * pieces.pieces[name].work_s[used][:, None] for name in pieces.names)
+    goal = (work[:, -1] + ends[1])[:, None] * np.arange(1, chunks) / chunks
     nearest = np.abs(work[:, None, :] - goal[:, :, None]).argmin(axis=2)
-    cuts = np.concatenate([np.zeros((len(rows), 1), dtype=np.int64), nearest, np.full((len(rows), 1), blocks)], axis=1)
+    cuts = np.concatenate([np.zeros((len(used), 1), dtype=np.int64), nearest, np.full((len(used), 1), blocks)], axis=1)
     for k in range(1, chunks):  # every chunk keeps a block, and leaves one for each that follows
         room = last - (chunks - 1 - k)
         cuts[:, k] = np.maximum(np.minimum(np.maximum(cuts[:, k], cuts[:, k - 1] + 1), room), cuts[:, k - 1])
-    return cuts
+    return np.asarray(cuts[member][place])
 
 
 def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
@@ -146,14 +151,22 @@ def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
     return cuts
 
 
-def default_cuts(model: CostModel, rows: Rows) -> Cuts:
-    """Cuts that the search would give rows of one shape, memory left out, (n, pp·vpp+1); 1F1B rows share their recompute depth."""
+def default_cuts(model: CostModel, rows: Rows, ceilings_bytes: Sequence[float] = ()) -> Cuts:
+    """Cuts that the search would give rows of one shape, (n, pp·vpp+1); 1F1B rows share their recompute depth.
+
+    Those of 1F1B are the fastest under the first of the ceilings that they can stay below, else the fastest of all.
+    """
     pp, vpp = int(rows.table.pp[0]), int(rows.table.vpp[0])
     if not model.problem.stack.cuts_freely(vpp):
         return np.tile(even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp), (len(rows), 1))
-    if partitioned_exactly(model.problem, rows.table).all():
-        return best_partitions(model, rows, np.full(len(rows), np.inf), np.inf).cuts
-    return balanced_cuts(model, rows, pp * vpp)
+    if not partitioned_exactly(model.problem, rows.table).all():
+        return balanced_cuts(model, rows, pp * vpp)
+    unlimited = np.full(len(rows), np.inf)
+    found = best_partitions(model, rows, unlimited, np.inf).cuts
+    for ceiling in reversed(ceilings_bytes):
+        under = best_partitions(model, rows, unlimited, ceiling)
+        found = np.where(np.isfinite(under.time_s)[:, None], under.cuts, found)
+    return found
 
 
 def partitioned_exactly(problem: Problem, table: LayoutTable) -> Bools:
@@ -177,26 +190,27 @@ class _Stages:
 
     def __init__(self, model: CostModel, rows: Rows, pp: int, longest: int) -> None:
         self._model, self._rows, self._pp, self._longest = model, rows, pp, longest
-        self._total_s = rows.prefix.total_s(pp)[:, None, None]
+        self._total_s = rows.total_s(pp)[:, None, None]
         self._micro_batches = rows.table.num_microbatches[:, None, None]
-        self._kept: dict[tuple[bool, bool], tuple[Loads, Floats]] = {}
+        self._kept: dict[tuple[bool, bool], tuple[Loads, Floats, Kept]] = {}
 
     def at(self, stage: int) -> tuple[Floats, Floats]:
         """Time and peak bytes of the stage for every (c, l)."""
         first, last = stage == 0, stage == self._pp - 1
-        load, fixed = self._kept.get((first, last)) or self._grid(stage)
-        before_f, before_b = self._rows.prefix.before_grid(stage, self._pp)
-        time_s = self._model.stage_time_at(self._rows, load, before_f, before_b, self._total_s, stage)
+        load, fixed, kept = self._kept.get((first, last)) or self._grid(stage)
+        nominal_s = self._rows.nominal_recompute_s(self._pp, stage)
+        before_f, before_b = self._rows.prefix.before_grid(stage, nominal_s)
+        time_s = self._model.stage_time_at(self._rows, load, kept, before_f, before_b, self._total_s, stage)
         held = in_flight("1f1b", self._pp, 1, self._micro_batches, stage)
         return time_s, fixed + load.saved_bytes * held
 
-    def _grid(self, stage: int) -> tuple[Loads, Floats]:
+    def _grid(self, stage: int) -> tuple[Loads, Floats, Kept]:
         first, last = stage == 0, stage == self._pp - 1
         load = self._rows.prefix.grid(stage, self._pp, self._longest)
         fixed = self._model.peaks_at(self._rows, load, np.zeros(1), np.asarray(last)).sum(axis=0)
         fixed = np.where(self._model.host_bytes(self._rows, load) <= self._model.host_limit_bytes, fixed, np.inf)
-        self._kept[first, last] = load, fixed
-        return load, fixed
+        self._kept[first, last] = load, fixed, self._model.kept(self._rows, load)
+        return self._kept[first, last]
 
 
 def _relax(best: Floats, time_s: Floats, peak: Floats, shortest: int) -> tuple[Floats, Ints, Floats]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from ortools.sat.python import cp_model
 
-from .encoding import LARGEST, ZERO, Encoder, disjunction, negated
 from .expressions import Columns, Expression, Product, Words, divisors, evaluate, names_in
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    from .encoding import Encoder
 
 Truth = bool | npt.NDArray[np.bool_]
 Operator = Literal["<=", "<", ">=", ">", "==", "!="]
@@ -74,10 +77,10 @@ class Divides:
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
         a, b = encoder.value(self.a), encoder.value(self.b)
         if isinstance(b, int):
-            return b == 0 or encoder.within(a, cp_model.Domain.from_values(divisors(b)))
+            return b == 0 or encoder.within(a, encoder.among(divisors(b)))
         if isinstance(a, int) and not a:
-            return encoder.within(b, ZERO)
-        return encoder.within(encoder.remainder(b, a), ZERO)
+            return encoder.within(b, encoder.among([0]))
+        return encoder.within(encoder.remainder(b, a), encoder.among([0]))
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         return f"{words.term(self.a, values)} divides {words.term(self.b, values)}"
@@ -124,9 +127,9 @@ class Compare:
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
         a, b = encoder.value(self.a), encoder.value(self.b)
         if isinstance(b, int):
-            return encoder.within(a, _domain(self.operator, b))
+            return encoder.within(a, encoder.ordered(self.operator, b))
         if isinstance(a, int):
-            return encoder.within(b, _domain(_MIRRORED[self.operator], a))
+            return encoder.within(b, encoder.ordered(_MIRRORED[self.operator], a))
         literal = encoder.model.new_bool_var("")
         encoder.model.add(_COMPARE[self.operator](a, b)).only_enforce_if(literal)
         encoder.model.add(_COMPARE[_OPPOSITE[self.operator]](a, b)).only_enforce_if(~literal)
@@ -164,7 +167,7 @@ class OneOf:
         return np.asarray(np.logical_or.reduce([a == value for value in self.values]))
 
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
-        return encoder.within(encoder.value(self.a), cp_model.Domain.from_values(sorted(self.values)))
+        return encoder.within(encoder.value(self.a), encoder.among(sorted(self.values)))
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         verb = "=" if len(self.values) == 1 else "is one of"
@@ -198,7 +201,7 @@ class Lacks:
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
         a = encoder.value(self.a)
         highest = a if isinstance(a, int) else encoder.domain(a).max()
-        return encoder.within(a, cp_model.Domain.from_values([v for v in range(highest + 1) if not v & self.bits]))
+        return encoder.within(a, encoder.among(v for v in range(highest + 1) if not v & self.bits))
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         return f"{self.a} has no {words.value(self.a, self.bits)}"
@@ -226,7 +229,7 @@ class AnyOf:
         literals = [encoder.literal(condition) for condition in self.conditions]
         if any(literal is True for literal in literals):
             return True
-        return disjunction(encoder, [literal for literal in literals if literal is not False])
+        return encoder.disjunction([literal for literal in literals if literal is not False])
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         open_ones = [c for c in self.conditions if known(c, values) is not False] or self.conditions
@@ -256,7 +259,7 @@ class AllOf:
         return _joined(np.logical_and, [condition.mask(columns) for condition in self.conditions])
 
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
-        return negated(encoder.literal(AnyOf(tuple(negation(condition) for condition in self.conditions))))
+        return encoder.negated(encoder.literal(AnyOf(tuple(negation(condition) for condition in self.conditions))))
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         open_ones = [c for c in self.conditions if known(c, values) is not True] or self.conditions
@@ -285,7 +288,7 @@ class Not:
         return not truth if isinstance(truth, bool) else np.logical_not(truth)
 
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
-        return negated(encoder.literal(self.condition))
+        return encoder.negated(encoder.literal(self.condition))
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         return f"not ({self.condition.requirement(words, values)})"
@@ -414,17 +417,6 @@ _BROKEN = {
     "==": "is not",
     "!=": "must not be",
 }
-
-
-def _domain(operator: Operator, b: int) -> cp_model.Domain:
-    """Numbers that stand in the given order to b."""
-    low, high = -LARGEST, LARGEST
-    if operator in ("==", "!="):
-        point = cp_model.Domain(b, b)
-        return point if operator == "==" else point.complement()
-    if operator in ("<=", "<"):
-        return cp_model.Domain(low, b if operator == "<=" else b - 1)
-    return cp_model.Domain(b if operator == ">=" else b + 1, max(high, b + 1))
 
 
 def _joined(join: np.ufunc, truths: Sequence[Truth]) -> Truth:

@@ -73,6 +73,35 @@ class Encoder:
         self.model.add_linear_expression_in_domain(value, outside).only_enforce_if(~literal)
         return literal
 
+    @staticmethod
+    def among(values: Iterable[int]) -> cp_model.Domain:
+        """These numbers and no others."""
+        return cp_model.Domain.from_values(list(values))
+
+    @staticmethod
+    def ordered(operator: str, b: int) -> cp_model.Domain:
+        """Numbers that stand in the given order to b."""
+        if operator in ("==", "!="):
+            point = cp_model.Domain(b, b)
+            return point if operator == "==" else point.complement()
+        if operator in ("<=", "<"):
+            return cp_model.Domain(-LARGEST, b if operator == "<=" else b - 1)
+        return cp_model.Domain(b if operator == ">=" else b + 1, max(LARGEST, b + 1))
+
+    @staticmethod
+    def negated(literal: cp_model.LiteralT) -> cp_model.LiteralT:
+        return not literal if isinstance(literal, bool) else ~literal
+
+    def disjunction(self, literals: Sequence[cp_model.LiteralT]) -> cp_model.LiteralT:
+        """Whether any of them holds."""
+        if len(literals) < 2:
+            return literals[0] if literals else False
+        either = self.model.new_bool_var("")
+        self.model.add_bool_or(literals).only_enforce_if(either)
+        for literal in literals:
+            self.model.add_implication(literal, either)
+        return either
+
     def remainder(self, value: cp_model.IntVar, modulus: cp_model.IntVar | int) -> cp_model.IntVar:
         """What is left of a value after whole moduli; all of it where the modulus is 0."""
         largest = self._range(modulus).max()
@@ -83,7 +112,7 @@ class Encoder:
         # modulus 0 stands for one that is larger than every value
         beyond = self._variable(cp_model.Domain(1, max(largest, self.domain(value).max() + 1)))
         zero = self.within(modulus, ZERO)
-        self.model.add(beyond == modulus).only_enforce_if(negated(zero))
+        self.model.add(beyond == modulus).only_enforce_if(self.negated(zero))
         self.model.add(beyond == self.domain(value).max() + 1).only_enforce_if(zero)
         return self.remainder(value, beyond)
 
@@ -139,17 +168,3 @@ def _products(a: cp_model.Domain, b: cp_model.Domain) -> cp_model.Domain:
 def _listed(domain: cp_model.Domain) -> list[int]:
     bounds = domain.flattened_intervals()
     return [v for low, high in zip(bounds[::2], bounds[1::2], strict=True) for v in range(low, high + 1)]
-
-
-def negated(literal: cp_model.LiteralT) -> cp_model.LiteralT:
-    return not literal if isinstance(literal, bool) else ~literal
-
-
-def disjunction(encoder: Encoder, literals: Sequence[cp_model.LiteralT]) -> cp_model.LiteralT:
-    if len(literals) < 2:
-        return literals[0] if literals else False
-    either = encoder.model.new_bool_var("")
-    encoder.model.add_bool_or(literals).only_enforce_if(either)
-    for literal in literals:
-        encoder.model.add_implication(literal, either)
-    return either

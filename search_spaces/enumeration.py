@@ -8,46 +8,34 @@ without being listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .choices import FRAME, PIPELINE, SHARING, Choices, crossed, divisors, work_kinds
 from .layout import (
     ALL_LAYERS,
     COLUMNS,
-    CP_TYPES,
     FULL_BLOCK,
-    RANK_ORDERS,
-    RECOMPUTE_MODULES,
     SCHEDULES,
-    SELECTIVE,
     Bools,
     Ints,
     LayoutTable,
     Problem,
-    Recompute,
-    parse_offload,
-    parse_sharding,
+    distinct_rows,
     row_keys,
 )
-from .model import DenseMlp, LatentAttention, MoeMlp
 from .quantities import EVEN, PER_MILLE, constants
 from .rules import Rule, rules_for, rules_over
+from .switches import replicated, settings
 
-FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
-PIPELINE = ("micro_batch", "num_microbatches", "vpp", "schedule", "recompute_mode", "recompute_modules", "recompute_layers")
-SHARING = ("cp_type", "sharding", "hsdp", "optimizer_offload", "activation_offload", "rank_order")
 _PER_MILLE = {f"{name}_per_mille": name for name in SHARING if name.endswith("_offload")}  # as rules read them
-PRICED_SCHEDULES = ("gpipe", "1f1b", "interleaved")
-PRICED_CP_TYPES = ("p2p", "allgather", "a2a")
-MAX_MICRO_BATCH = 16
-MAX_VPP = 8
-BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CELLS_PER_BLOCK = 1 << 24
+"""Frames times choices whose legality is worked out at once."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +62,53 @@ class Frames:
 
 @dataclass(frozen=True)
 class _Lists:
-    """Legal inner choices of one kind per frame: `choice[start[f] : start[f] + count[f]]` index rows of `table`."""
+    """Legal inner choices of one kind per frame: `choice[start[f] : start[f] + count[f]]` index rows of `table`.
+
+    Where replicas talk, each choice stands for `variants` settings of the overlap switches, those of a frame for `total` in all.
+    """
 
     table: dict[str, Any]
+    variants: Ints
     choice: Ints
     start: Ints
     count: Ints
+    total: Ints
 
     def take(self, rows: npt.NDArray[np.intp] | Bools) -> _Lists:
-        return replace(self, start=self.start[rows], count=self.count[rows])
+        return replace(self, start=self.start[rows], count=self.count[rows], total=self.total[rows])
+
+
+@dataclass(frozen=True)
+class Works:
+    """Layouts by the work of a micro-batch: the first one of every kind stands in `table` for all `count` that share its work.
+
+    They differ in how states are kept and ranks are ordered. `frame` is the place among the frames asked for; `choice` and
+    `kind` lead back to the layouts themselves; `stands_for` counts these with every setting of the overlap switches.
+    """
+
+    table: LayoutTable
+    frame: npt.NDArray[np.intp]
+    choice: Ints
+    kind: Ints
+    count: Ints
+    stands_for: Ints
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Works:
+        each = (getattr(self, name)[rows] for name in ("frame", "choice", "kind", "count", "stands_for"))
+        return Works(self.table.take(rows), *each)
+
+
+Columns = Mapping[str, Any]
+"""Constants, and columns that broadcast: frames down, choices across."""
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """What a legal choice has to meet: a mask over the columns of the frame and of the choice that it looks at."""
+
+    frame: set[str]
+    names: Set[str]
+    mask: Callable[[Columns], Any]
 
 
 class Space:
@@ -96,23 +122,24 @@ class Space:
         self.problem = problem
         self.rules = rules_for(problem) if rules is None else rules
         self.constants = constants(problem)
+        self.choices = Choices(problem, self.constants)
 
     @cached_property
     def frames(self) -> Frames:
         """All legal frames. Of the counts of devices, those that use at least half of them, or the most that the batch allows."""
         c = self.constants
         devices = self.problem.devices
-        tp = self._candidates("tp", _divisors(c["heads"] or c["linear_heads"]))
-        cp = self._candidates("cp", [1, *(v for v in _divisors(c["seq_len"]) if v > 1)])
-        pp = self._candidates("pp", range(1, c["blocks"] + 1))
+        tp = self.choices.candidates("tp", divisors(c["heads"] or c["linear_heads"]))
+        cp = self.choices.candidates("cp", [1, *(v for v in divisors(c["seq_len"]) if v > 1)])
+        pp = self.choices.candidates("pp", range(1, c["blocks"] + 1))
         grid = _grid({"tp": tp, "cp": cp, "pp": pp})
         grid = _where(grid, grid["tp"] * grid["cp"] * grid["pp"] <= devices)
         grid = self._legal(grid)
-        grid = self._with_dp(grid, self._candidates("dp", _divisors(c["global_batch"])))
+        grid = self._with_dp(grid, self.choices.candidates("dp", divisors(c["global_batch"])))
         grid = self._legal(grid)
         experts = c["experts"]
-        for name, values in (("ep", _divisors(experts)), ("etp", _divisors(c["expert_width"]))):
-            grid = _cross(grid, name, self._candidates(name, values if experts else [1]))
+        for name, values in (("ep", divisors(experts)), ("etp", divisors(c["expert_width"]))):
+            grid = _cross(grid, name, self.choices.candidates(name, values if experts else [1]))
             rest = grid["tp"] * grid["cp"] * grid["dp"]
             grid = _where(grid, rest % (grid["ep"] * grid.get("etp", 1)) == 0)
         grid = self._legal(grid)
@@ -121,15 +148,26 @@ class Space:
     @cached_property
     def pipeline_lists(self) -> _Lists:
         names = PIPELINE + SHARING if self._tied_rules else PIPELINE
-        choices = self._pipeline_choices()
-        return self._lists(names, _product(choices, self._sharing_choices()) if self._tied_rules else choices)
+        choices = self.choices.pipelines()
+        return self._lists(names, crossed(choices, self.choices.sharings()) if self._tied_rules else choices)
 
     @cached_property
     def sharing_lists(self) -> _Lists:
         if not self._tied_rules:
-            return self._lists(SHARING, self._sharing_choices())
+            return self._lists(SHARING, self.choices.sharings())
         ones = np.ones(len(self.frames), dtype=np.int64)
-        return _Lists({}, np.zeros(1, dtype=np.int64), 0 * ones, ones)
+        return _Lists({}, np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 0 * ones, ones, ones)
+
+    @cached_property
+    def _kinds(self) -> tuple[Ints, Ints]:
+        """Where runs of sharing choices begin in the flat list that cost a micro-batch the same, and how long each is."""
+        lists = self.sharing_lists
+        key = work_kinds(lists.table)[lists.choice] if lists.table else np.zeros(len(lists.choice), dtype=np.int64)
+        new = np.ones(len(key), dtype=bool)
+        new[1:] = key[1:] != key[:-1]
+        new[lists.start[lists.count > 0]] = True
+        first = np.nonzero(new)[0]
+        return first, np.diff(first, append=len(key))
 
     @cached_property
     def _tied_rules(self) -> bool:
@@ -137,31 +175,79 @@ class Space:
         pipeline, sharing = set(PIPELINE), {*SHARING, *_PER_MILLE}
         return any(rule.names & pipeline and rule.names & sharing for rule in self.rules)
 
+    @property
+    def sharings(self) -> dict[str, Any]:
+        """Columns of every choice of how ranks talk and share states."""
+        return {name: column for name, column in (self.pipeline_lists.table | self.sharing_lists.table).items() if name in SHARING}
+
     @cached_property
     def layouts_per_frame(self) -> Ints:
-        """Number of legal layouts of each frame, (n,)."""
+        """Number of legal layouts of each frame that are listed, with everything overlapped that can be, (n,)."""
         return self.pipeline_lists.count * self.sharing_lists.count
+
+    @property
+    def listed(self) -> int:
+        """Number of layouts that would be listed."""
+        return int(self.layouts_per_frame.sum())
+
+    @cached_property
+    def legal_per_frame(self) -> Ints:
+        """Number of legal layouts of each frame with every setting of the overlap switches, (n,)."""
+        pipeline, sharing = self.pipeline_lists, self.sharing_lists
+        sent = replicated(self.problem, self.frames.columns)
+        return np.where(sent, pipeline.total * sharing.total, pipeline.count * sharing.count)
 
     @property
     def legal(self) -> int:
         """Number of legal layouts: counted, not listed."""
-        return int(self.layouts_per_frame.sum())
+        return int(self.legal_per_frame.sum())
+
+    def variants(self, table: LayoutTable) -> Ints:
+        """How many legal layouts every row of a table stands for, (n,): itself with each setting of the overlap switches."""
+        return np.where(replicated(self.problem, vars(table)), settings(self.problem, table.sharding), 1)
 
     def layouts(self, rows: npt.NDArray[np.intp]) -> tuple[LayoutTable, npt.NDArray[np.intp]]:
         """All legal layouts of the given frames, and for each the position in `rows` of its frame."""
         pipeline, sharing = self.pipeline_lists.take(rows), self.sharing_lists.take(rows)
-        total = pipeline.count * sharing.count
-        frame = np.repeat(np.arange(len(rows)), total)
-        place = np.arange(int(total.sum())) - np.repeat(np.cumsum(total) - total, total)
+        frame, place = _runs(pipeline.count * sharing.count)
         first = pipeline.choice[pipeline.start[frame] + place // sharing.count[frame]]
         second = sharing.choice[sharing.start[frame] + place % sharing.count[frame]]
-        columns: dict[str, Any] = {name: getattr(self.frames, name)[rows][frame] for name in FRAME}
-        columns |= {name: values[first] for name, values in pipeline.table.items()}
-        columns |= {name: values[second] for name, values in sharing.table.items()}
+        return self.combined(rows[frame], first, second), frame
+
+    def combined(self, frames: npt.NDArray[np.intp], pipeline: Ints, sharing: Ints) -> LayoutTable:
+        """The layouts of some frames with one choice each of the two kinds: rows of the tables of `pipeline_lists` and
+        `sharing_lists`."""
+        columns: dict[str, Any] = {name: getattr(self.frames, name)[frames] for name in FRAME}
+        columns |= {name: values[pipeline] for name, values in self.pipeline_lists.table.items()}
+        columns |= {name: values[sharing] for name, values in self.sharing_lists.table.items()}
         columns["num_microbatches"] = self.problem.workload.global_batch // (columns["dp"] * columns["micro_batch"])
         columns["sequence_parallel"] = self.sequence_parallel(columns["tp"])
-        columns["split"] = np.full(len(frame), -1, dtype=np.int64)
-        return LayoutTable(**{name: columns[name] for name in COLUMNS}), frame
+        columns["split"] = np.full(len(frames), -1, dtype=np.int64)
+        return LayoutTable(**{name: columns[name] for name in COLUMNS})
+
+    def works(self, rows: npt.NDArray[np.intp]) -> Works:
+        """The legal layouts of the given frames by the work of a micro-batch: one row for all that share it."""
+        first, size = self._kinds
+        pipeline, sharing = self.pipeline_lists.take(rows), self.sharing_lists.take(rows)
+        begin = np.searchsorted(first, sharing.start)
+        count = np.where(sharing.count > 0, np.searchsorted(first, sharing.start + sharing.count) - begin, 0)
+        frame, place = _runs(pipeline.count * count)
+        choice = pipeline.choice[pipeline.start[frame] + place // count[frame]]
+        kind = begin[frame] + place % count[frame]
+        table = self.combined(rows[frame], choice, sharing.choice[first[kind]])
+        sums = np.add.reduceat(self.sharing_lists.variants[self.sharing_lists.choice], first) if len(first) else size
+        inner = SHARING[0] in self.pipeline_lists.table  # then a work is one layout, and so are its switches
+        several = np.where(replicated(self.problem, vars(table)), sums[kind], size[kind])
+        stands_for = self.variants(table) if inner else several
+        return Works(table, frame, choice, kind, size[kind], stands_for)
+
+    def layouts_of(self, works: Works) -> tuple[LayoutTable, npt.NDArray[np.intp]]:
+        """All legal layouts that some rows of `works` stand for, and for each the row that does."""
+        row, place = _runs(works.count)
+        sharing = self.sharing_lists.choice[self._kinds[0][works.kind[row]] + place]
+        first = {name: values[works.choice[row]] for name, values in self.pipeline_lists.table.items()}
+        second = {name: values[sharing] for name, values in self.sharing_lists.table.items()}
+        return replace(works.table.take(row), **{k: v for k, v in {**first, **second}.items() if k != "num_microbatches"}), row
 
     def sequence_parallel(self, tp: Ints) -> Ints:
         """1 wherever tp > 1, or nowhere if the user fixes it to be off, (n,)."""
@@ -170,33 +256,7 @@ class Space:
     @property
     def words(self) -> str:
         """The space in words that a planner can check against the counts."""
-        c, fix = self.constants, self.problem.workload.fix
-        choices = self._pipeline_choices()
-        recomputes = len({tuple(row) for row in zip(*(choices[n].tolist() for n in PIPELINE[4:]), strict=True)})
-        experts = f"ep: all that divide the {c['experts']} experts" if c["experts"] else "a dense model's ep and etp are 1"
-        single, several = (self.problem.stack.cuts_freely(vpp) for vpp in (1, 2))
-        splits = f"every contiguous split of 1F1B, chunks of other schedules {'balanced' if several else 'equal'}"
-        parts = {
-            "tp": f"tp: all that divide the {c['heads'] or c['linear_heads']} heads",
-            "cp": "cp: all that divide the sequence",
-            "pp": f"pp: 1 to {c['blocks']}",
-            "dp": "dp: all that divide the batch and use more than half of the devices, or the most that the batch allows",
-            "ep": experts,
-            "micro_batch": f"micro-batch up to {MAX_MICRO_BATCH}",
-            "vpp": f"vpp up to {MAX_VPP}",
-            "recompute": f"{recomputes} recompute choices",
-            "optimizer_sharding": f"sharding {', '.join(self._shardings())}",
-            "offload": f"optimizer offload {'none or all' if self.problem.stack.optimizer_offload else 'none'}",
-        }
-        said = [text for name, text in parts.items() if name not in fix]
-        said.append(splits if single else "equal stages")
-        fixed = ", ".join(f"{name} = {' or '.join(values)}" for name, values in sorted(fix.items()))
-        return "; ".join(said) + (f"; fixed: {fixed}" if fixed else "")
-
-    def _candidates(self, name: str, values: Iterable[int]) -> Ints:
-        fixed = self.problem.workload.fix.get(name)
-        chosen = [int(value) for value in fixed] if fixed else list(values)
-        return np.array(sorted(set(chosen)), dtype=np.int64)
+        return self.choices.words
 
     def _legal(self, columns: dict[str, Ints]) -> dict[str, Ints]:
         known = {**self.constants, **self._derived(columns)}
@@ -217,79 +277,50 @@ class Space:
         kept = _where(crossed, used & enough)
         return {name: values for name, values in kept.items() if not name.startswith("_")}
 
-    def _pipeline_choices(self) -> dict[str, Ints]:
-        fix = self.problem.workload.fix
-        micro = self._candidates("micro_batch", (v for v in _divisors(self.constants["global_batch"]) if v <= MAX_MICRO_BATCH))
-        vpp = self._candidates("vpp", range(1, MAX_VPP + 1))
-        offered = [name for name in self.problem.stack.schedules if name in PRICED_SCHEDULES]
-        schedules = [name for name in fix.get("schedule", offered) if name in PRICED_SCHEDULES]
-        rows = [
-            (mb, 0, v, SCHEDULES.index(s), r.mode, r.modules, r.layers)
-            for mb, v, s, r in product(micro, vpp, schedules, self._recomputes())
-            if (v > 1) == (s == "interleaved")
-        ]
-        return _as_columns(PIPELINE, rows)
-
-    def _sharing_choices(self) -> dict[str, Any]:
-        fix, stack = self.problem.workload.fix, self.problem.stack
-        cp_types = [name for name in fix.get("cp_type", stack.cp_types) if name in PRICED_CP_TYPES]
-        shardings = [parse_sharding(name) for name in fix.get("optimizer_sharding", self._shardings())]
-        offloads = fix.get("offload", ("none", "optimizer:1") if stack.optimizer_offload else ("none",))
-        orders = [RANK_ORDERS.index(name) for name in fix.get("rank_order", stack.rank_orders)]
-        rows = [
-            (CP_TYPES.index(cp), *sharding, *parse_offload(offload), order)
-            for cp, sharding, offload, order in product(cp_types, shardings, offloads, orders)
-        ]
-        return {**_as_columns(SHARING, rows), **_as_floats(SHARING, rows)}
-
-    def _shardings(self) -> list[str]:
-        """Those of the stack; HSDP with the units of every level but the outermost as its shard groups."""
-        sizes = self.problem.cluster.allocated_sizes(self.problem.devices)
-        shards = [f"hsdp:{size}" for size in sorted(set(sizes[:-1])) if 1 < size < sizes[-1]]
-        offered = self.problem.stack.optimizer_shardings
-        return [name for name in offered if name != "hsdp"] + (shards if "hsdp" in offered else [])
-
-    def _recomputes(self) -> list[Recompute]:
-        """None, chains of selective modules from the cheapest to redo, block depths, full."""
-        fixed = self.problem.workload.fix.get("recompute")
-        if fixed:
-            return [Recompute.parse(text) for text in fixed]
-        chain = [name for name in self._useful_modules() if name in self.problem.stack.recompute_modules]
-        masks = {1 << RECOMPUTE_MODULES.index(name) for name in chain}
-        masks |= {sum(1 << RECOMPUTE_MODULES.index(name) for name in chain[:depth]) for depth in range(1, len(chain) + 1)}
-        found = [Recompute(), *(Recompute(SELECTIVE, mask) for mask in sorted(masks))]
-        depths = [k for k in BLOCK_DEPTHS if k < self.constants["blocks"]] if self.problem.stack.recompute_block else []
-        return [*found, *(Recompute(FULL_BLOCK, 0, depth) for depth in (*depths, ALL_LAYERS))]
-
-    def _useful_modules(self) -> list[str]:
-        kinds = self.problem.model.kinds.values()
-        moe = [kind.mlp for kind in kinds if isinstance(kind.mlp, MoeMlp)]
-        useful = ["core_attn"] if self.problem.stack.attention_kernel != "flash" else []
-        useful.append("layernorm")
-        useful += ["moe_act"] if moe else []
-        useful += ["mla_up_proj"] if any(isinstance(kind.mixer, LatentAttention) for kind in kinds) else []
-        useful += ["shared_experts"] if any(mlp.shared_width for mlp in moe) else []
-        useful += ["mlp"] if any(isinstance(kind.mlp, DenseMlp) for kind in kinds) else []
-        return useful + (["moe"] if moe else [])
-
     def _lists(self, names: tuple[str, ...], choices: dict[str, Any]) -> _Lists:
         """Legal choices per frame, worked out once per distinct combination of the frame columns that the rules look at."""
-        frames = self.frames.columns
-        rules = self._rules_of(names)
+        frames, rules = self.frames.columns, self._rules_of(names)
+        demands = [_Demand(_frame_names(rule), rule.names, rule.condition.mask) for rule in rules]
+        demands += self._distinct_pipelines(choices) if PIPELINE[0] in choices else []
+        looked_at = sorted({*(name for demand in demands for name in demand.frame), "pp", "dp", "cp"} & set(FRAME))
+        if SHARING[0] not in choices and not any("cp" in demand.frame for demand in demands):
+            looked_at.remove("cp")
+        combos, of_frame = _unique_rows([frames[name] for name in looked_at], len(self.frames))
+        wide = dict(zip(looked_at, combos, strict=True))
+        met = [self._met(demand, wide, choices) for demand in demands]
         size = len(next(iter(choices.values())))
-        looked_at = sorted({*(name for rule in rules for name in _frame_names(rule)), "pp", "dp", "cp"} & set(FRAME))
-        combos, of_frame = _unique_rows([frames[name] for name in looked_at])
-        wide = {name: column[:, None] for name, column in zip(looked_at, combos, strict=True)}
-        deep = {name: column[None, :] for name, column in choices.items() if name != "num_microbatches"}
+        stands_for = settings(self.problem, choices["sharding"]) if SHARING[0] in choices else np.ones(size, dtype=np.int64)
+        count, choice = np.zeros(len(combos[0]), dtype=np.int64), [np.zeros(0, dtype=np.int32)]
+        total = np.zeros_like(count)
+        step = max(1, CELLS_PER_BLOCK // max(size, 1))
+        for begin in range(0, len(count), step):
+            block = slice(begin, begin + step)
+            legal = np.ones((len(count[block]), size), dtype=bool)
+            for mask, of_row, of_choice in met:
+                legal &= mask[of_row[block]][:, of_choice]
+            if SHARING[0] in choices:
+                legal = _distinct_sharings(legal, {name: column[block] for name, column in wide.items()}, choices)
+            count[block], total[block] = legal.sum(axis=1), legal @ stands_for
+            choice.append(np.nonzero(legal)[1].astype(np.int32))
+        start = np.cumsum(count) - count
+        return _Lists(choices, stands_for, np.concatenate(choice), start[of_frame], count[of_frame], total[of_frame])
+
+    def _met(self, demand: _Demand, wide: Mapping[str, Ints], choices: Mapping[str, Any]) -> tuple[Bools, Ints, Ints]:
+        """Where a demand is met, over the distinct values of the columns that it looks at; and the place among them of each
+        combination of frame columns and of each choice.
+        """
+        inner = {*demand.names, *(("micro_batch",) if "num_microbatches" in demand.names else ())}
+        inner |= {name for scaled, name in _PER_MILLE.items() if scaled in demand.names}
+        frame = [name for name in wide if name in demand.frame]
+        chosen = [name for name in choices if name in inner and name != "num_microbatches"]
+        rows, of_row = _unique_rows([wide[name] for name in frame], len(next(iter(wide.values()))))
+        columns, of_choice = _unique_rows([choices[name] for name in chosen], len(next(iter(choices.values()))))
+        known = dict(zip(frame, (column[:, None] for column in rows), strict=True))
+        known |= dict(zip(chosen, (column[None, :] for column in columns), strict=True))
         cut = {"split_form": EVEN, "placed_blocks": self.constants["blocks"]}  # the optimizer's own cuts can be said
-        known = {**self.constants, **cut, **self._derived({**wide, **deep})}
-        mask = np.ones((len(combos[0]), size), dtype=bool)
-        for rule in rules:
-            mask &= np.broadcast_to(rule.condition.mask(known), mask.shape)
-        mask = self._distinct_choices(mask, known, choices)
-        count = mask.sum(axis=1)
-        choice = np.nonzero(mask)[1]
-        return _Lists(choices, choice, (np.cumsum(count) - count)[of_frame], count[of_frame])
+        mask = demand.mask({**self.constants, **cut, **self._derived(known)})
+        shape = len(rows[0]) if rows else 1, len(columns[0]) if columns else 1
+        return np.broadcast_to(mask, shape), of_row, of_choice
 
     def _rules_of(self, names: tuple[str, ...]) -> list[Rule]:
         """Rules that look at some of the inner columns `names` and at no others."""
@@ -297,32 +328,37 @@ class Space:
         other = {*PIPELINE, *SHARING, *_PER_MILLE} - set(names)
         return [rule for rule in self.rules if rule.names & set(names) and not rule.names & other]
 
-    def _distinct_choices(self, legal: Bools, known: Mapping[str, Any], choices: Mapping[str, Any]) -> Bools:
-        """The legal choices (n, choices) that stages can be cut for, each of them once.
+    def _distinct_pipelines(self, choices: Mapping[str, Any]) -> list[_Demand]:
+        """Choices that stages can be cut for, each of them once.
 
         A stack that cannot be told where to cut gets equal chunks. MTP layers share the last chunk, which holds a decoder layer
         too unless a layout string says otherwise. Interleaved chunks run in groups of pp micro-batches, as they are priced.
-        Block depths that cover a mean chunk stand aside for `full`, unless the user names them; so do all but the first legal
-        cp type at cp = 1, and all but the first legal rank order where pp or dp is 1.
+        Block depths that cover a mean chunk stand aside for `full`, unless the user names them.
         """
-        pp = np.asarray(known["pp"])
-        if PIPELINE[0] in choices:
-            stack, layers = self.problem.stack, self.constants["layers"]
-            chunks, depth = pp * np.asarray(known["vpp"]), np.asarray(known["recompute_layers"])
-            free = np.where(np.asarray(known["vpp"]) > 1, stack.cuts_freely(2), stack.cuts_freely(1))
-            alone = self.constants["mtp_layers"] > 0 and "layout" in stack.split_forms
-            legal = legal & np.where(free, chunks <= layers + alone, layers % chunks == 0)
-            in_groups = known["num_microbatches"] % pp == 0
-            legal = legal & ((np.asarray(known["schedule"]) != SCHEDULES.index("interleaved")) | in_groups)
-            if "recompute" not in self.problem.workload.fix:
-                block = (np.asarray(known["recompute_mode"]) == FULL_BLOCK) & (depth < ALL_LAYERS)
-                legal = legal & ~(block & (depth * chunks >= self.constants["blocks"]))
-        if SHARING[0] in choices:
-            for alike, name in ((known["cp"] == 1, "cp_type"), ((pp == 1) | (known["dp"] == 1), "rank_order")):
-                others = row_keys([values for other, values in choices.items() if other != name])
-                rows = np.broadcast_to(alike, (len(legal), 1))[:, 0]
-                legal[rows] = _first_of_each(legal[rows], others)
-        return legal
+        stack, layers, blocks = self.problem.stack, self.constants["layers"], self.constants["blocks"]
+        alone = self.constants["mtp_layers"] > 0 and "layout" in stack.split_forms
+
+        def can_be_cut(known: Columns) -> Bools:
+            chunks = known["pp"] * known["vpp"]
+            free = np.where(known["vpp"] > 1, stack.cuts_freely(2), stack.cuts_freely(1))
+            return np.asarray(np.where(free, chunks <= layers + alone, layers % chunks == 0))
+
+        def in_groups(known: Columns) -> Bools:
+            whole = known["num_microbatches"] % known["pp"] == 0
+            return np.asarray((known["schedule"] != SCHEDULES.index("interleaved")) | whole)
+
+        def less_than_full(known: Columns) -> Bools:
+            depth = known["recompute_layers"]
+            block = (known["recompute_mode"] == FULL_BLOCK) & (depth < ALL_LAYERS)
+            return np.asarray(~(block & (depth * known["pp"] * known["vpp"] >= blocks)))
+
+        found = [
+            _Demand({"pp"}, {"vpp"}, can_be_cut),
+            _Demand({"pp", "dp"}, {"schedule", "num_microbatches"}, in_groups),
+        ]
+        if "recompute" not in self.problem.workload.fix:
+            found.append(_Demand({"pp"}, {"vpp", "recompute_mode", "recompute_layers"}, less_than_full))
+        return found
 
     def _derived(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """The given columns with those that follow from them, as far as their own ingredients are there."""
@@ -339,6 +375,22 @@ class Space:
         if {"dp", "micro_batch"} <= known.keys():
             known["num_microbatches"] = self.constants["global_batch"] // (known["dp"] * known["micro_batch"])
         return known
+
+
+def _runs(count: Ints) -> tuple[npt.NDArray[np.intp], Ints]:
+    """For runs of the given lengths one after the other: which run every place belongs to, and how far it is into it."""
+    run = np.repeat(np.arange(len(count)), count)
+    return run, np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
+
+
+def _distinct_sharings(legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
+    """The legal choices (n, choices), each of them once: at cp = 1 the first cp type stands for all, where pp or dp is 1 the
+    first rank order.
+    """
+    for alike, name in ((frames["cp"] == 1, "cp_type"), ((frames["pp"] == 1) | (frames["dp"] == 1), "rank_order")):
+        others = row_keys([values for other, values in choices.items() if other != name])
+        legal[alike] = _first_of_each(legal[alike], others)
+    return legal
 
 
 def _first_of_each(legal: Bools, key: Ints) -> Bools:
@@ -363,12 +415,6 @@ def _frame_names(rule: Rule) -> set[str]:
     return set().union(*(behind.get(name, {name}) for name in rule.names))
 
 
-def _divisors(number: int) -> list[int]:
-    """Divisors in rising order; of 0 (a model without such a part) none."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
 def _grid(axes: dict[str, Ints]) -> dict[str, Ints]:
     mesh = np.meshgrid(*axes.values(), indexing="ij")
     return {name: values.ravel() for name, values in zip(axes, mesh, strict=True)}
@@ -383,23 +429,9 @@ def _cross(columns: dict[str, Ints], name: str, values: Ints) -> dict[str, Ints]
     return {**{key: np.repeat(column, len(values)) for key, column in columns.items()}, name: np.tile(values, n)}
 
 
-def _unique_rows(columns: list[Ints]) -> tuple[list[Ints], Ints]:
-    """Distinct rows of some columns and each row's place among them."""
-    _, first, inverse = np.unique(row_keys(columns), return_index=True, return_inverse=True)
-    return [column[first] for column in columns], inverse
-
-
-def _product(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Every row of one set of columns with every row of another."""
-    n, m = len(next(iter(first.values()))), len(next(iter(second.values())))
-    return {name: np.repeat(column, m) for name, column in first.items()} | {
-        name: np.tile(column, n) for name, column in second.items()
-    }
-
-
-def _as_columns(names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> dict[str, Ints]:
-    return {name: np.array([row[i] for row in rows], dtype=np.int64) for i, name in enumerate(names)}
-
-
-def _as_floats(names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> dict[str, Any]:
-    return {name: np.array([row[i] for row in rows], dtype=np.float64) for i, name in enumerate(names) if name.endswith("_offload")}
+def _unique_rows(columns: list[Ints], count: int) -> tuple[list[Ints], Ints]:
+    """Distinct rows of some columns of `count` rows and each row's place among them; without columns all rows are alike."""
+    if not columns:
+        return [], np.zeros(count, dtype=np.int64)
+    first, member = distinct_rows(columns)
+    return [column[first] for column in columns], member

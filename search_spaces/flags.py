@@ -18,21 +18,21 @@ MOST_NESTED = 50
 Values = str | int | bool | Sequence[str | int | bool]
 
 
-def parse_fix(given: str | Mapping[str, Values]) -> dict[str, tuple[str, ...]]:
+def parse_fix(given: str | Mapping[str, Values], flag: str = "fix") -> dict[str, tuple[str, ...]]:
     """Columns and the values they may take: "tp=4|8,pp=16,recompute=none|full", or the same as a mapping.
 
-    Values come back as text in their normal form ("selective" as "selective:core_attn"). InputError names column and value.
+    Values come back as text in their normal form ("selective" as "selective:core_attn"). InputError names flag, column and value.
     """
-    pairs = _pairs(given) if isinstance(given, str) else [(name, _as_list(value)) for name, value in given.items()]
+    pairs = _pairs(given, flag) if isinstance(given, str) else [(name, _as_list(value)) for name, value in given.items()]
     fixed: dict[str, tuple[str, ...]] = {}
     for name, values in pairs:
-        column = _column(name, "fix", COLUMN_VALUES)
+        column = _column(name, flag, COLUMN_VALUES)
         if column in fixed:
             both = "|".join((*fixed[column], *values))
-            raise InputError(f"fix: {column} is given twice; write {column}={both} to allow several values")
+            raise InputError(f"{flag}: {column} is given twice; write {column}={both} to allow several values")
         if not values:
-            raise InputError(f"fix: {column} has no value; write {column}=VALUE")
-        fixed[column] = tuple(dict.fromkeys(_normal(column, value) for value in values))
+            raise InputError(f"{flag}: {column} has no value; write {column}=VALUE")
+        fixed[column] = tuple(dict.fromkeys(_normal(column, value, flag) for value in values))
     return fixed
 
 
@@ -168,12 +168,12 @@ def _unit(words: list[str], text: str, flag: str) -> tuple[Clause, list[str]]:
     return Comparison.parse(words[0] if words and words[0] not in (")", "and", "or") else text, flag), words[1:]
 
 
-def _pairs(text: str) -> list[tuple[str, list[str]]]:
+def _pairs(text: str, flag: str) -> list[tuple[str, list[str]]]:
     pairs = []
     for part in _split(text):
         name, equals, value = part.partition("=")
         if not equals:
-            raise InputError(f"fix: {part!r} is not COLUMN=VALUE, such as tp=8 or tp=4|8")
+            raise InputError(f"{flag}: {part!r} is not COLUMN=VALUE, such as tp=8 or tp=4|8")
         pairs.append((name, [item.strip() for item in value.split("|") if item.strip()]))
     return pairs
 
@@ -246,13 +246,21 @@ def _word(*words: str) -> Callable[[str], str]:
     return check
 
 
+def _flag(text: str) -> str:
+    """ "true" or "false", of these or on and off."""
+    word = {"on": "true", "off": "false"}.get(text.lower(), text.lower())
+    if word not in ("true", "false"):
+        raise ValueError("must be true or false, on or off")
+    return word
+
+
 def _sharding(text: str) -> str:
     parse_sharding(text)
     return text
 
 
 TEXT_COLUMNS: dict[str, Callable[[str], str]] = {
-    "sequence_parallel": _word("true", "false"),
+    "sequence_parallel": _flag,
     "cp_type": _word(*CP_TYPES),
     "schedule": _word(*SCHEDULES),
     "optimizer_sharding": _sharding,

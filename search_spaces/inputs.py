@@ -109,7 +109,7 @@ def framework_stack(framework: str, version: str | None = None) -> Stack:
     for stack in mine:
         if _same_version(stack.version, version):
             return stack
-    versions = ", ".join(stack.version for stack in mine)
+    versions = ", ".join(sorted({stack.version for stack in mine}, key=_numbers))
     raise InputError(f"framework-version: {framework} {version} has no stack; there is {versions}")
 
 
@@ -143,13 +143,16 @@ def build_problem(
     software = _chosen_stack(machine, stack, framework, framework_version)
     _check_devices(machine, devices)
     moe = any(isinstance(kind.mlp, MoeMlp) for kind in spec.kinds.values())
-    fixed = parse_fix(fix)
+    fixed, demanded = parse_fix(fix), parse_constraint(constraint)
+    if memory_margin is not None and not 0 <= memory_margin < 1:
+        raise InputError(f"workload: memory_margin = {memory_margin:g} must be at least 0 and less than 1")
     given = {
         "global_batch": global_batch,
         "seq_len": seq_len,
         "precision": precision,
         "fix": {"etp": ("1",), **fixed} if moe else fixed,
-        "forbid": tuple(dict.fromkeys((*parse_forbid(forbid), *parse_constraint(constraint)))),
+        "forbid": tuple(dict.fromkeys((*parse_forbid(forbid), *demanded))),
+        "demanded": demanded,
         "inside": _known_levels(machine, parse_inside(inside)),
         "memory_margin": None if memory_margin is None else {"fraction": memory_margin, "evaluated": memory_margin},
         "expert_imbalance": expert_imbalance,
@@ -196,6 +199,10 @@ _READERS: dict[Kind, Callable[[Path], Frozen]] = {
 }
 
 
+PATH = r"^[./~]|\.(json|ya?ml)$"
+"""What no name of the catalog looks like."""
+
+
 def _load(kind: Kind, source: Source) -> Frozen:
     if isinstance(source, str) and source in catalog_names(kind):
         return catalog_entry(kind, source)
@@ -204,6 +211,8 @@ def _load(kind: Kind, source: Source) -> Frozen:
         found = bool(str(source)) and path.exists()
     except (OSError, ValueError):  # a name too long for a file, or with a null byte in it
         found = False
+    if not found and re.search(PATH, str(source), re.IGNORECASE):
+        raise InputError(f"{kind[:-1]}: {_shortened(str(source))}: there is no such file")
     if not found:
         raise _unknown(kind, str(source))
     return _READERS[kind](path)
@@ -212,8 +221,16 @@ def _load(kind: Kind, source: Source) -> Frozen:
 def _unknown(kind: Kind, name: str) -> InputError:
     names = catalog_names(kind)
     near = did_you_mean(name.rstrip("/").rpartition("/")[2], names) or f"; the catalog has {', '.join(names)}"
-    shown = name if len(name) <= 80 else name[:77] + "…"
-    return InputError(f"{kind[:-1]}: {shown!r} is neither in the catalog nor a file{near}")
+    return InputError(f"{kind[:-1]}: {_shortened(name)!r} is neither in the catalog nor a file{near}")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 80 else name[:77] + "…"
+
+
+def _numbers(version: str) -> tuple[list[int], str]:
+    """What versions are sorted by: 0.9 comes before 0.12."""
+    return [int(part) for part in re.findall(r"\d+", version)], version
 
 
 def _same_version(mine: str, asked: str) -> bool:
@@ -284,7 +301,8 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
         f"Adam with {stack.optimizer_bytes:g} bytes of states and a {stack.gradient_bytes}-byte gradient per parameter, "
         f"all parameters trained, sequences of {workload.seq_len} tokens not packed"
     )
-    yield f"{workload.memory_margin.fraction:.0%} of the memory left after the context is kept free"
+    margin = workload.memory_margin
+    yield f"a plan keeps {margin.fraction:.0%} of the memory left after the context free, a single layout {margin.evaluated:.0%}"
     figures = list(_figures(cluster, workload))
     announced = [where for where, figure in figures if figure.grade == "announced"]
     if announced:

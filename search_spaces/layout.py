@@ -43,6 +43,7 @@ __all__ = [
     "Recompute",
     "Split",
     "Stage",
+    "distinct_rows",
     "offload_text",
     "parse_offload",
     "parse_sharding",
@@ -381,20 +382,53 @@ class LayoutTable:
 
 
 def row_keys(columns: Sequence[npt.NDArray[np.generic]]) -> Ints:
-    """One integer per row, equal exactly where all columns are, (n,): mixed radix, packed again before it could overflow."""
+    """One integer per row, equal exactly where all columns are, and not much larger than there are rows, (n,).
+
+    Mixed radix, numbered anew whenever the numbers outgrow a table of who uses which: sorting a million rows takes longer.
+    """
     key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    largest = max(1 << 16, 4 * len(key))
     for column in columns:
-        digit = np.asarray(column)
-        if digit.dtype.kind == "f":
-            digit = np.unique(digit, return_inverse=True)[1]
-        low = int(digit.min(initial=0))
-        radix = int(digit.max(initial=0)) - low + 1
-        if span * radix >= 1 << 62:
-            key = np.unique(key, return_inverse=True)[1].reshape(-1)
-            span = int(key.max(initial=0)) + 1
-        key = key * radix + (digit - low)
-        span *= radix
+        digit, radix = _dense(_whole(np.asarray(column)))
+        key, span = key * radix + digit, span * radix
+        if span > largest:
+            key, span = _dense(key)
     return key
+
+
+def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.intp], Ints]:
+    """First rows of the distinct combinations of some columns, in no order of theirs, and each row's place among them."""
+    key = row_keys(columns)
+    key = _dense(key)[0]
+    first = np.full(int(key.max(initial=-1)) + 1, -1, dtype=np.intp)
+    first[key[::-1]] = np.arange(len(key) - 1, -1, -1)
+    return first, key
+
+
+def _whole(column: npt.NDArray[np.generic]) -> Ints:
+    """A column as integers that are equal where its values are."""
+    if column.dtype.kind != "f":
+        return column.astype(np.int64, copy=False)
+    whole = column.astype(np.int64)
+    return whole if (whole == column).all() else np.unique(column, return_inverse=True)[1].reshape(-1)
+
+
+def _dense(numbers: Ints) -> tuple[Ints, int]:
+    """The same numbers, each in place of its rank among those that occur, and how many these are."""
+    if not len(numbers):
+        return numbers, 1
+    low = int(numbers.min())
+    span = int(numbers.max()) - low + 1
+    if span == 1:
+        return numbers - low, 1
+    if span > 4 * len(numbers) + 64:
+        values, place = np.unique(numbers, return_inverse=True)
+        return place.reshape(-1), len(values)
+    offset = numbers - low
+    used = np.zeros(span, dtype=bool)
+    used[offset] = True
+    rank = np.cumsum(used) - 1
+    return rank[offset], int(rank[-1]) + 1
 
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")

@@ -82,8 +82,12 @@ def user_rules(problem: Problem) -> Iterable[Rule]:
     for column, values in parse_fix(workload.fix).items():
         yield Rule(f"fix {column}", f"{column} is fixed to {' or '.join(values)}", "workload.fix", "user", _fixed(column, values))
     for text in workload.forbid:
-        condition = Not(_clause(parse_clause(text)))
-        yield Rule(f"forbid {text}", f"{text} is forbidden", "workload.forbid", "user", condition)
+        clause = parse_clause(text)
+        if text in workload.demanded:
+            named, reason, source = f"constraint {clause.negated}", f"{clause.negated} is demanded", "a constraint of the workload"
+        else:
+            named, reason, source = f"forbid {text}", f"{text} is forbidden", "workload.forbid"
+        yield Rule(named, reason, source, "user", Not(_clause(clause)))
     for word, dimensions in parse_inside(workload.inside).items():
         level = _level(problem, word)
         for dimension in dimensions:

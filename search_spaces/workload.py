@@ -30,9 +30,9 @@ class MemoryMargin(Frozen):
 class Workload(Frozen):
     """One training step: global batch in sequences, sequence length in tokens, precision and the user's limits.
 
-    `fix` maps a column to the values it may take ({"tp": (8,), "recompute": ("none", "full")}); `forbid` holds
-    comparisons such as "pp>16"; `inside` maps a level of the network to the dimensions whose groups must stay within one of
-    its units.
+    `fix` maps a column to the values it may take ({"tp": (8,), "recompute": ("none", "full")}); `forbid` holds comparisons such as
+    "pp>16", of which those in `demanded` were written as constraints, "pp<=16"; `inside` maps a level of the network to the
+    dimensions whose groups must stay within one of its units.
     """
 
     global_batch: Annotated[int, Field(gt=0, le=10_000_000)]
@@ -40,6 +40,7 @@ class Workload(Frozen):
     precision: Precision = "bf16"
     fix: dict[str, tuple[str, ...]] = {}
     forbid: tuple[str, ...] = ()
+    demanded: tuple[str, ...] = ()
     inside: dict[str, tuple[str, ...]] = {}
     memory_margin: MemoryMargin = MemoryMargin()
     expert_imbalance: Annotated[float, Field(ge=1)] = 1.1  # tokens of the fullest device over the mean

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paraplan.cost_models.calibration import PARAMETERS, pairs_of
+from paraplan.cost_models.run_files import read_runs
 from paraplan.cost_models.run_models import read_shapes
-from paraplan.cost_models.runs import read_runs
 from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.trials import MOST_ROWS, Priced
 from paraplan.search_spaces.cluster import Figure

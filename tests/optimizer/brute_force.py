@@ -17,6 +17,7 @@ import numpy.typing as npt
 from paraplan.cost_models.step import CostModel, same_shape
 from paraplan.optimizer.stages import balanced_cuts
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
+from paraplan.search_spaces.flags import parse_constraint
 from paraplan.search_spaces.inputs import load_cluster, load_stack
 from paraplan.search_spaces.layer_kinds import Attention, DenseMlp, LatentAttention, LayerKind, MoeMlp, Mtp
 from paraplan.search_spaces.layout import (
@@ -43,7 +44,20 @@ from paraplan.search_spaces.workload import MemoryMargin, Workload
 STACKS = ("megatron-lm", "mindspeed-llm", "torchtitan", "megatron-lm-0.12")
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 FORBIDDEN = ("pp>4", "tp*cp>8", "dp==2", "micro_batch>2", "vpp==3", "ep<2", "cp_type==p2p", "rank_order==tp-cp-ep-dp-pp")
+DEMANDED = (
+    "tp*cp <= 6",
+    "pp == 2 or vpp == 1",
+    "not (tp == 2 and dp == 2)",
+    "micro_batch*dp <= 12",
+    "pp <= 3 and tp*pp <= 12",
+    "ep <= 4 or etp == 1",
+    "optimizer_sharding == zero1 or pp <= 2",
+    "recompute == none or micro_batch == 1",
+)
 BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+Named = tuple[frozenset[str], Rule]
+"""A rule with the columns that it reads."""
 
 
 # --- problems ----------------------------------------------------------------------------------------------------------------
@@ -68,6 +82,27 @@ def random_problem(seed: int) -> Problem:
     return Problem(model=model, cluster=random_cluster(rng), devices=devices, stack=stack, workload=workload)
 
 
+def tiny_problem(seed: int) -> Problem:
+    """A problem that is quick to list, on up to 72 devices: inner choices fixed to a few, two thirds under limits of the user's."""
+    rng = random.Random(f"tiny {seed}")
+    problem = random_problem(seed)
+    model = random_model(rng, most_layers=4)
+    stack, batch = problem.stack, rng.choice((4, 6, 8, 12, 18, 24))
+    shardings = [name for name in stack.optimizer_shardings if name != "hsdp"]
+    fix = {
+        "recompute": rng.choice((("none",), ("none", "full"))),
+        "micro_batch": rng.choice((("1",), ("1", "2"), ("2",))),
+        "offload": ("none",),
+        "rank_order": rng.choice(((stack.rank_orders[-1],), stack.rank_orders)),
+        "cp_type": (stack.cp_types[0],),
+        "optimizer_sharding": tuple(sorted(rng.sample(shardings, min(2, len(shardings))))),
+    } | ({"etp": ("1",)} if model.is_moe and rng.random() < 0.7 else {})
+    forbid = tuple(rng.sample(FORBIDDEN, rng.choice((0, 0, 1)))) + parse_constraint(rng.sample(DEMANDED, rng.choice((0, 1, 1))))
+    workload = problem.workload.model_copy(update={"global_batch": batch, "fix": fix, "forbid": tuple(dict.fromkeys(forbid))})
+    devices = rng.choice((1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 24, 36, 48, 72))
+    return problem.model_copy(update={"model": model, "devices": devices, "workload": workload})
+
+
 def random_stack(rng: random.Random) -> Stack:
     """A stack of the catalog, half of the time on a host so fast that unequal layers take unequal times."""
     stack = load_stack(rng.choice(STACKS))
@@ -81,8 +116,8 @@ def given(value: float) -> Figure:
     return Figure(value=value, source="test", grade="given")
 
 
-def random_model(rng: random.Random) -> ModelSpec:
-    """Two to eight layers: dense, then MoE, or layers that hold a mixer or a feed-forward part only; with or without MTP."""
+def random_model(rng: random.Random, most_layers: int = 8) -> ModelSpec:
+    """Two layers or more: dense, then MoE, or layers that hold a mixer or a feed-forward part only; with or without MTP."""
     heads = rng.choice((2, 3, 4, 6, 8, 12))
     kv_heads = rng.choice([h for h in (1, 2, 3, 4, 6, 12) if heads % h == 0])
     attention = Attention(heads=heads, kv_heads=kv_heads, head_dim=64)
@@ -97,7 +132,7 @@ def random_model(rng: random.Random) -> ModelSpec:
         "mixer": LayerKind(mixer=mixer, norms=1),
         "narrow": LayerKind(mlp=DenseMlp(width=384), norms=1),
     }
-    layers = rng.randint(2, 8)
+    layers = rng.randint(2, most_layers)
     first = rng.randint(0, layers - 1) if rng.random() < 0.5 else layers
     order = ["dense"] * first + ["moe"] * (layers - first)
     if rng.random() < 0.3:
@@ -182,7 +217,7 @@ def legal_layouts(problem: Problem) -> list[Layout]:
     """
     fixed = constants(problem)
     values = {**fixed, "placed_blocks": fixed["blocks"], "split_form": EVEN}  # what the optimizer cuts, the stack can say
-    rules = [rule for rule in rules_for(problem) if rule.scope != "memory"]
+    rules = [(frozenset(rule.names), rule) for rule in rules_for(problem) if rule.scope != "memory"]
     found: dict[tuple[object, ...], Layout] = {}
     for frame, after_frame in _kept(_frames(problem), values, rules):
         framed = {**values, **frame}
@@ -194,13 +229,21 @@ def legal_layouts(problem: Problem) -> list[Layout]:
 
 
 def _kept(
-    choices: Iterable[dict[str, int]], values: Mapping[str, int], rules: Sequence[Rule]
-) -> Iterator[tuple[dict[str, int], list[Rule]]]:
-    """Choices that break none of the rules that can now be read, each with the rules that still cannot."""
+    choices: Iterable[dict[str, int]], values: Mapping[str, int], rules: Sequence[Named]
+) -> Iterator[tuple[dict[str, int], list[Named]]]:
+    """Choices that break none of the rules that can now be read, each with the rules that still cannot.
+
+    All choose the same columns.
+    """
+    now: list[Named] | None = None
+    later: list[Named] = []
     for choice in choices:
         known = {**values, **choice}
-        if all(rule.condition.mask(known) for rule in rules if rule.names <= known.keys()):
-            yield choice, [rule for rule in rules if not rule.names <= known.keys()]
+        if now is None:
+            now = [(names, rule) for names, rule in rules if names <= known.keys()]
+            later = [(names, rule) for names, rule in rules if not names <= known.keys()]
+        if all(rule.condition.mask(known) for _, rule in now):
+            yield choice, later
 
 
 def _frames(problem: Problem) -> Iterator[dict[str, int]]:
@@ -345,6 +388,17 @@ class Priced:
             frame = tuple(getattr(layout, name) for name in FRAME)
             best[frame] = min(best.get(frame, np.inf), float(self.step_time_s[row]))
         return sorted(best.values())
+
+
+def settings(problem: Problem, layout: Layout) -> int:
+    """How many settings a layout has of the switches that hide what replicas send once per step: two of each."""
+    moe = any(isinstance(kind.mlp, MoeMlp) for kind in problem.model.kinds.values())
+    talks = layout.dp * layout.cp > 1 or (moe and layout.edp > 1)
+    sent = {
+        "dp_gradients": layout.optimizer_sharding in ("none", "zero1"),
+        "dp_parameters": layout.optimizer_sharding in ("zero1", "zero2"),
+    }
+    return 2 ** sum(talks and there and getattr(problem.stack.overlap, name) > 0 for name, there in sent.items())
 
 
 def price_everything(problem: Problem, model: CostModel, layouts: list[Layout]) -> Priced:

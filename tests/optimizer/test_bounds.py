@@ -10,13 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paraplan.cost_models.step import CostModel, same_shape
-from paraplan.optimizer.bounds import frame_bounds, least_after, most_work_s, row_bounds_bytes, row_bounds_s
+from paraplan.optimizer.bounds import (
+    frame_bounds,
+    least_after,
+    most_work_s,
+    row_bounds_bytes,
+    row_bounds_s,
+    ruled_bounds_s,
+    work_bounds_bytes,
+    work_bounds_s,
+)
 from paraplan.optimizer.stages import partitioned_exactly, reachable
+from paraplan.search_spaces.choices import FRAME
 from paraplan.search_spaces.conditions import any_of, at_most, equal
-from paraplan.search_spaces.enumeration import FRAME, Space
+from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.inputs import build_problem, load_stack
 from paraplan.search_spaces.layer_kinds import Attention, DenseMlp, LayerKind
-from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
+from paraplan.search_spaces.layout import COLUMNS, Layout, LayoutTable, Problem
 from paraplan.search_spaces.model import ModelSpec
 from paraplan.search_spaces.rulebook import Rule
 from paraplan.search_spaces.rules import rules_for
@@ -32,7 +42,7 @@ def priced_problems(seeds: range, largest: int = 1200) -> list[tuple[Problem, Co
     """Problems with every layout and partition priced; those that are empty or slow to list are passed over."""
     found = []
     for problem in map(random_problem, seeds):
-        if 0 < Space(problem).legal <= largest:
+        if 0 < Space(problem).listed <= largest:
             model = CostModel(problem)
             found.append((problem, model, price_everything(problem, model, legal_layouts(problem))))
     return found
@@ -61,8 +71,30 @@ def test_no_partition_lies_below_its_bounds(seeds: range) -> None:
         frame = np.array([place[tuple(getattr(layout, name) for name in FRAME)] for layout in layouts])
         bound, fits = frame_bounds(model, space)
         assert (bound[frame] <= best_s * ROUNDING).all()
+        assert_works_bound_their_layouts(problem, model, priced, best_s)
         lightest = least(priced.peak_bytes, frame[priced.owner], len(space.frames))
         assert (fits | (lightest > model.usable_bytes)).all()
+
+
+def assert_works_bound_their_layouts(problem: Problem, model: CostModel, priced: Priced, best_s: np.ndarray) -> None:
+    """A work's bounds, for any layout that it stands for; the works stand for every layout, each once."""
+    space = Space(problem)
+    works = space.works(np.arange(len(space.frames)))
+    table, of_work = space.layouts_of(works)
+    assert works.stands_for.sum() == space.legal and len(table) == space.listed
+    mine = [tuple(row) for row in zip(*(getattr(table, name).tolist() for name in COLUMNS[:-1]), strict=True)]
+    theirs = LayoutTable.from_layouts(priced.layouts)
+    place = {tuple(row): i for i, row in enumerate(zip(*(getattr(theirs, name).tolist() for name in COLUMNS[:-1]), strict=True))}
+    layout = np.array([place[row] for row in mine])
+    assert sorted(layout.tolist()) == list(range(len(priced.layouts)))
+    rows = model.rows(works.table)
+    lightest = least(priced.peak_bytes, priced.owner, len(priced.layouts))
+    assert (work_bounds_s(model, rows)[of_work] <= best_s[layout] * ROUNDING).all()
+    assert (work_bounds_bytes(model, rows, space.sharings)[of_work] <= lightest[layout] * ROUNDING).all()
+    ruled = np.nonzero(~partitioned_exactly(problem, works.table))[0]
+    below = np.zeros(len(rows))
+    below[ruled] = ruled_bounds_s(model, rows.take(ruled))
+    assert (below[of_work] <= best_s[layout] * (1.0 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 8) for first in (600, 700, 800)], ids=lambda seeds: str(seeds.start))
@@ -79,7 +111,7 @@ def test_a_partition_that_meets_its_limits_is_reachable(seeds: range) -> None:
                 one = rows.take(np.array([row]))
                 mine = np.nonzero(priced.owner == row)[0]
                 for partition in mine[np.argsort(priced.step_time_s[mine])][[0, len(mine) // 2]]:
-                    limit = priced.step_time_s[partition] - problem.stack.step_overhead_s.value
+                    limit = priced.step_time_s[partition] - model.problem.stack.step_overhead_s.value
                     work_s = most_work_s(one, after[[row]], np.array([limit]))
                     peak = priced.peak_bytes[partition] * ROUNDING
                     assert reachable(model, one, work_s, peak).all()
@@ -117,7 +149,7 @@ def test_block_recompute_of_unequal_layers_hides_no_partition() -> None:
         after = least_after(model, rows)
         for inner in combinations(range(1, layers), pp - 1):
             cuts = np.array([[0, *inner, layers]])
-            chunks, price = rows.prefix.chunks(cuts), model.price_cuts(rows, cuts)
+            chunks, price = rows.chunks(cuts), model.price_cuts(rows, cuts)
             work_s = (chunks.forward_s + chunks.backward_s).max(axis=1)
             assert reachable(model, rows, work_s * ROUNDING, price.peak_bytes[0] * ROUNDING).all()
             allowed_s = most_work_s(rows, after, price.step_time_s - problem.stack.step_overhead_s.value)
@@ -144,7 +176,7 @@ def test_limits_that_nothing_meets_are_unreachable() -> None:
     anything = np.full(1, np.inf)
     assert reachable(model, rows, anything, np.inf).all()
     assert not reachable(model, rows, anything, rows.transient_bytes[0] / 2).any()  # no stage holds even its buffers
-    assert not reachable(model, rows, rows.prefix.work_s / 3, np.inf).any()  # two stages do two thirds of the work
+    assert not reachable(model, rows, rows.work_s / 3, np.inf).any()  # two stages do two thirds of the work
 
 
 def test_bounds_hold_where_a_rule_ties_both_kinds_of_choices() -> None:
@@ -153,6 +185,6 @@ def test_bounds_hold_where_a_rule_ties_both_kinds_of_choices() -> None:
     condition = any_of(at_most("vpp", 1), equal("sharding", 1))
     tied = Space(problem, (*rules_for(problem), Rule("T1", "test", "test", "arithmetic", condition)))
     free, model = Space(problem), CostModel(problem)
-    assert 0 < tied.legal < free.legal
+    assert 0 < tied.listed < free.listed
     for mine, theirs in zip(frame_bounds(model, tied), frame_bounds(model, free), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -81,7 +81,8 @@ def test_best_partition_is_the_best_of_all(stack: str, seed: int) -> None:
             if not fits.any():
                 assert np.isinf(found.time_s[0])
                 continue
-            assert found.time_s[0] + problem.stack.step_overhead_s.value == pytest.approx(priced.step_time_s[fits].min(), rel=1e-9)
+            step_s = found.time_s[0] + model.problem.stack.step_overhead_s.value
+            assert step_s == pytest.approx(priced.step_time_s[fits].min(), rel=1e-9)
             again = model.price_cuts(rows, found.cuts)
             assert again.step_time_s[0] == pytest.approx(priced.step_time_s[fits].min(), rel=1e-9)
             assert again.peak_bytes[0] == pytest.approx(found.peak_bytes[0], rel=1e-9)
@@ -170,7 +171,7 @@ def test_balance_counts_embedding_and_head() -> None:
     prefix = rows.prefix
     work = (prefix.forward_s + prefix.backward_s + (prefix.embedding.forward_s + prefix.embedding.backward_s)[:, None])[0]
     for k, cut in enumerate(balanced_cuts(model, rows, 4)[0, 1:-1], start=1):
-        distance = np.abs(work - prefix.work_s[0] * k / 4)
+        distance = np.abs(work - rows.work_s[0] * k / 4)
         assert distance[cut] == distance.min()
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paraplan.search_spaces.choices import FRAME
 from paraplan.search_spaces.conditions import any_of, at_most, equal
-from paraplan.search_spaces.enumeration import FRAME, Space
+from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import COLUMNS, Layout, LayoutTable, Problem, row_keys
 from paraplan.search_spaces.rulebook import Rule
@@ -40,13 +41,13 @@ def small(**limits: object) -> Problem:
 def test_layouts_are_those_of_nested_loops(seed: int) -> None:
     problem = random_problem(seed)
     space = Space(problem)
-    if space.legal > 800:
+    if space.listed > 800:
         problem = problem.model_copy(update={"devices": 3})
         space = Space(problem)
     table = listed(space)
     mine = [table.layout(row, problem.model.num_layers) for row in range(len(table))]
     theirs = legal_layouts(problem)
-    assert space.legal == len(mine) == len(theirs)
+    assert space.listed == len(mine) == len(theirs)
 
     def key(layout: Layout) -> str:
         """A layout as text, without the CP type and the rank order, of which one stands for all where they make no difference."""
@@ -61,7 +62,7 @@ def test_every_layout_is_legal_and_listed_once(seed: int) -> None:
     problem = random_problem(seed)
     space = Space(problem)
     table = listed(space)
-    assert len(table) == space.legal == space.layouts_per_frame.sum()
+    assert len(table) == space.listed == space.layouts_per_frame.sum()
     keys = row_keys([getattr(table, name) for name in COLUMNS])
     assert len(np.unique(keys)) == len(table)
     for row in np.random.default_rng(seed).permutation(len(table))[:40].tolist():
@@ -205,13 +206,13 @@ def test_mtp_layers_never_need_a_chunk_that_the_stack_cannot_say() -> None:
     common = {"devices": 64, "global_batch": 64, "seq_len": 4096, "fix": "pp=62,tp=1,cp=1,ep=1,dp=1,recompute=none"}
     for stack, cluster, chunks in (("megatron-lm", "hgx-h100", 62), ("mindspeed-llm", "atlas-800t-a2", 0)):
         problem = build_problem("deepseek-v3", cluster, stack=stack, **common)  # type: ignore[arg-type]
-        assert (Space(problem).legal > 0) == (chunks == 62)
+        assert (Space(problem).listed > 0) == (chunks == 62)
 
 
 def test_unpriced_schedules_leave_an_empty_space() -> None:
     for fix in ("schedule=zb-v", "cp_type=a2a+p2p"):
         problem = build_problem("qwen3-0.6b", "atlas-800t-a2", 8, 16, 4096, "mindformers", fix=fix)
-        assert Space(problem).legal == 0
+        assert Space(problem).listed == 0
 
 
 def test_a_rule_that_ties_both_kinds_of_choices_is_kept() -> None:

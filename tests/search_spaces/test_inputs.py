@@ -139,10 +139,17 @@ def test_an_unknown_name_gets_its_near_matches() -> None:
     assert KINDS == ("models", "accelerators", "clusters", "stacks")
 
 
-@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "no/such/file.yaml"])
+@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "no/such/name"])
 def test_a_name_that_can_be_no_file(name: str) -> None:
     with pytest.raises(InputError, match="neither in the catalog nor a file"):
         load_cluster(name)
+
+
+@pytest.mark.parametrize("name", ["no/such/file.yaml", "file.JSON", "./hgx-h100", "/hgx-h100", "../hgx-h100", "~/hgx-h100"])
+def test_what_looks_like_a_path_is_told_to_be_missing(name: str) -> None:
+    with pytest.raises(InputError) as raised:
+        load_cluster(name)
+    assert str(raised.value) == f"cluster: {name}: there is no such file"
 
 
 def test_a_catalog_entry_is_read_once() -> None:
@@ -461,13 +468,13 @@ def test_inside_uses_the_clusters_own_level_names() -> None:
         ({"precision": "fp8", "cluster": "hgx-a100"}, "a100-80gb-sxm has bf16, fp16"),
         ({"precision": "fp4", "cluster": "hgx-b200", "stack": "torchtitan"}, "stack torchtitan has bf16, fp8"),
         ({"inside": "pod:tp"}, "'pod' is not a level of hgx-h100: server, scale-out or supernode"),
-        ({"memory_margin": 1.0}, "memory_margin.fraction = 1.0: must be less than 1"),
+        ({"memory_margin": 1.0}, "memory_margin = 1 must be at least 0 and less than 1"),
         ({"expert_imbalance": float("inf")}, "must be finite"),
         ({"expert_imbalance": 0.5}, "must be greater than or equal to 1"),
         ({"stack": "torchtitan", "framework": "deepspeed"}, "give one of the two"),
         ({"framework": "megatron"}, "did you mean 'megatron-lm'"),
         ({"framework_version": "0.12"}, "needs a framework"),
-        ({"framework": "megatron-lm", "framework_version": "0.3"}, "there is 0.16, 0.12"),
+        ({"framework": "megatron-lm", "framework_version": "0.3"}, "there is 0.1, 0.12, 0.16"),
     ],
 )
 def test_a_problem_refuses_in_one_sentence(changes: dict[str, Any], words: str) -> None:

@@ -1,0 +1,175 @@
+"""What a layout may choose from, column by column, before any rule has its say.
+
+A layout is a *frame* (tp, cp, pp, dp, ep, etp) and inner choices of two kinds that no rule of the catalogue ties to each other: how
+the pipeline works through the batch (micro-batch, vpp, schedule, recompute) and how ranks talk and share states (cp_type, sharding,
+offload, rank order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from .layout import (
+    ALL_LAYERS,
+    CP_TYPES,
+    FULL_BLOCK,
+    RANK_ORDERS,
+    RECOMPUTE_MODULES,
+    SCHEDULES,
+    SELECTIVE,
+    SHARDINGS,
+    Ints,
+    Problem,
+    Recompute,
+    distinct_rows,
+    parse_offload,
+    parse_sharding,
+    row_keys,
+)
+from .model import DenseMlp, LatentAttention, MoeMlp
+from .switches import names as switches
+
+FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
+PIPELINE = ("micro_batch", "num_microbatches", "vpp", "schedule", "recompute_mode", "recompute_modules", "recompute_layers")
+SHARING = ("cp_type", "sharding", "hsdp", "optimizer_offload", "activation_offload", "rank_order")
+PRICED_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+PRICED_CP_TYPES = ("p2p", "allgather", "a2a")
+MAX_MICRO_BATCH = 16
+MAX_VPP = 8
+BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+class Choices:
+    """The values that a problem offers; `fix` of the workload narrows a column's."""
+
+    def __init__(self, problem: Problem, constants: Mapping[str, int]) -> None:
+        self.problem = problem
+        self.constants = constants
+
+    def candidates(self, name: str, values: Iterable[int]) -> Ints:
+        """What a column may be, in rising order: the values that the user fixes, else the given ones."""
+        fixed = self.problem.workload.fix.get(name)
+        chosen = [int(value) for value in fixed] if fixed else list(values)
+        return np.array(sorted(set(chosen)), dtype=np.int64)
+
+    def pipelines(self) -> dict[str, Ints]:
+        """Columns of every way through the batch."""
+        fix = self.problem.workload.fix
+        micro = self.candidates("micro_batch", (v for v in divisors(self.constants["global_batch"]) if v <= MAX_MICRO_BATCH))
+        vpp = self.candidates("vpp", range(1, MAX_VPP + 1))
+        offered = [name for name in self.problem.stack.schedules if name in PRICED_SCHEDULES]
+        schedules = [name for name in fix.get("schedule", offered) if name in PRICED_SCHEDULES]
+        rows = [
+            (mb, 0, v, SCHEDULES.index(s), r.mode, r.modules, r.layers)
+            for mb, v, s, r in product(micro, vpp, schedules, self.recomputes())
+            if (v > 1) == (s == "interleaved")
+        ]
+        return _as_columns(PIPELINE, rows)
+
+    def sharings(self) -> dict[str, Any]:
+        """Columns of every way to talk and to share states, those of like work together."""
+        fix, stack = self.problem.workload.fix, self.problem.stack
+        cp_types = [name for name in fix.get("cp_type", stack.cp_types) if name in PRICED_CP_TYPES]
+        shardings = [parse_sharding(name) for name in fix.get("optimizer_sharding", self._shardings())]
+        offloads = fix.get("offload", ("none", "optimizer:1") if stack.optimizer_offload else ("none",))
+        orders = [RANK_ORDERS.index(name) for name in fix.get("rank_order", stack.rank_orders)]
+        rows = [
+            (CP_TYPES.index(cp), *sharding, *parse_offload(offload), order)
+            for cp, sharding, offload, order in product(cp_types, shardings, offloads, orders)
+        ]
+        choices = {**_as_columns(SHARING, rows), **_as_floats(SHARING, rows)}
+        first, kind = distinct_rows([work_kinds(choices)])
+        by_work = np.argsort(first[kind], kind="stable")  # kinds in the order in which the stack names them
+        return {name: column[by_work] for name, column in choices.items()}
+
+    def _shardings(self) -> list[str]:
+        """Those of the stack; HSDP with the units of every level but the outermost as its shard groups."""
+        sizes = self.problem.cluster.allocated_sizes(self.problem.devices)
+        shards = [f"hsdp:{size}" for size in sorted(set(sizes[:-1])) if 1 < size < sizes[-1]]
+        offered = self.problem.stack.optimizer_shardings
+        return [name for name in offered if name != "hsdp"] + (shards if "hsdp" in offered else [])
+
+    def recomputes(self) -> list[Recompute]:
+        """None, chains of selective modules from the cheapest to redo, block depths, full."""
+        fixed = self.problem.workload.fix.get("recompute")
+        if fixed:
+            return [Recompute.parse(text) for text in fixed]
+        chain = [name for name in self._useful_modules() if name in self.problem.stack.recompute_modules]
+        masks = {1 << RECOMPUTE_MODULES.index(name) for name in chain}
+        masks |= {sum(1 << RECOMPUTE_MODULES.index(name) for name in chain[:depth]) for depth in range(1, len(chain) + 1)}
+        found = [Recompute(), *(Recompute(SELECTIVE, mask) for mask in sorted(masks))]
+        depths = [k for k in BLOCK_DEPTHS if k < self.constants["blocks"]] if self.problem.stack.recompute_block else []
+        return [*found, *(Recompute(FULL_BLOCK, 0, depth) for depth in (*depths, ALL_LAYERS))]
+
+    def _useful_modules(self) -> list[str]:
+        kinds = self.problem.model.kinds.values()
+        moe = [kind.mlp for kind in kinds if isinstance(kind.mlp, MoeMlp)]
+        useful = ["core_attn"] if self.problem.stack.attention_kernel != "flash" else []
+        useful.append("layernorm")
+        useful += ["moe_act"] if moe else []
+        useful += ["mla_up_proj"] if any(isinstance(kind.mixer, LatentAttention) for kind in kinds) else []
+        useful += ["shared_experts"] if any(mlp.shared_width for mlp in moe) else []
+        useful += ["mlp"] if any(isinstance(kind.mlp, DenseMlp) for kind in kinds) else []
+        return useful + (["moe"] if moe else [])
+
+    @property
+    def words(self) -> str:
+        """The space in words that a planner can check against the counts."""
+        c, fix = self.constants, self.problem.workload.fix
+        choices = self.pipelines()
+        recomputes = len({tuple(row) for row in zip(*(choices[n].tolist() for n in PIPELINE[4:]), strict=True)})
+        experts = f"ep: all that divide the {c['experts']} experts" if c["experts"] else "a dense model's ep and etp are 1"
+        single, several = (self.problem.stack.cuts_freely(vpp) for vpp in (1, 2))
+        splits = f"every contiguous split of 1F1B, chunks of other schedules {'balanced' if several else 'equal'}"
+        parts = {
+            "tp": f"tp: all that divide the {c['heads'] or c['linear_heads']} heads",
+            "cp": "cp: all that divide the sequence",
+            "pp": f"pp: 1 to {c['blocks']}",
+            "dp": "dp: all that divide the batch and use more than half of the devices, or the most that the batch allows",
+            "ep": experts,
+            "micro_batch": f"micro-batch up to {MAX_MICRO_BATCH}",
+            "vpp": f"vpp up to {MAX_VPP}",
+            "recompute": f"{recomputes} recompute choices",
+            "optimizer_sharding": f"sharding {', '.join(self._shardings())}",
+            "offload": f"optimizer offload {'none or all' if self.problem.stack.optimizer_offload else 'none'}",
+            "overlap": f"{' and '.join(switches(self.problem)) or 'no'} overlap on or off (off is never faster)",
+        }
+        said = [text for name, text in parts.items() if name not in fix]
+        said.append(splits if single else "equal stages")
+        fixed = ", ".join(f"{name} = {' or '.join(values)}" for name, values in sorted(fix.items()))
+        workload = self.problem.workload
+        inside = ", ".join(f"{level}:{'+'.join(dimensions)}" for level, dimensions in sorted(workload.inside.items()))
+        limits = (("fixed", fixed), ("forbidden", ", ".join(workload.forbid)), ("inside", inside))
+        return "; ".join([*said, *(f"{name}: {text}" for name, text in limits if text)])
+
+
+def work_kinds(choices: Mapping[str, Any]) -> Ints:
+    """A number for every sharing choice, equal where a micro-batch costs the same: cp type, and how FSDP gathers weights."""
+    gathers = choices["sharding"] >= SHARDINGS.index("zero2")
+    return row_keys([choices["cp_type"], *(np.where(gathers, choices[name], 0) for name in ("sharding", "hsdp", "rank_order"))])
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors in rising order; of 0 (a model without such a part) none."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def crossed(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Every row of one set of columns with every row of another."""
+    n, m = len(next(iter(first.values()))), len(next(iter(second.values())))
+    return {name: np.repeat(column, m) for name, column in first.items()} | {
+        name: np.tile(column, n) for name, column in second.items()
+    }
+
+
+def _as_columns(names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> dict[str, Ints]:
+    return {name: np.array([row[i] for row in rows], dtype=np.int64) for i, name in enumerate(names)}
+
+
+def _as_floats(names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    return {name: np.array([row[i] for row in rows], dtype=np.float64) for i, name in enumerate(names) if name.endswith("_offload")}
