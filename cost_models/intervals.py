@@ -1,16 +1,19 @@
 """How far step times lie from their predictions: intervals from the residuals of runs that the figures were not fitted to.
 
 Of a pair of stack and accelerator that was fitted, the residuals are those of every model's runs when all runs of that model are
-left out, or of every run where models are few. Pairs with few runs are held to what pairs as a whole do. Of pairs that nobody
-measured, they are those of every pair when its figures are pooled from the others.
+left out. Runs of one model are off alike, so that many of them say little of a model to come: they count as the number of
+independent runs that say as much. A pair with few is held to what pairs as a whole do or, where its figures were learnt from few
+runs, to what the posterior of those lets expect. Of pairs that nobody measured, the residuals are those of every pair when its
+figures are pooled from the others.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -21,7 +24,13 @@ from .profile import Interval, Intervals
 COVERAGE = 0.8
 """Share of runs that an interval is meant to hold."""
 LIKE_OTHERS = 5
-"""Runs of one's own that say as much of one's spread as all other pairs together do."""
+"""Independent runs of one's own that say as much of one's spread as all other pairs together do."""
+FEW_MODELS = 3
+"""Models of a pair below which its residuals do not tell what a new model is off by."""
+ALIKE = 0.5
+"""Correlation of how far off runs of one model are, by fit rows of pairs with several models."""
+LEAST_SIZE = 0.02  # what repeats of one run differ by
+Z_COVERAGE = 1.2816  # of a normal residual in units of its spread: 80 % lie below
 Kind = Literal["dense", "moe"]
 KINDS: dict[bool, Kind] = {False: "dense", True: "moe"}
 
@@ -35,27 +44,46 @@ class Residuals:
     values: tuple[float, ...]
     moe: tuple[bool, ...]
     problems: tuple[int, ...] = ()  # runs that share one are layouts of one problem
+    models: tuple[int, ...] = ()  # runs that share one are of one model
+    spread: float = 0.0  # of log step times, by what few runs leave unknown of the figures
 
     def of(self, moe: bool) -> Floats:
         """Sizes of those of one kind of model."""
         return np.abs([value for value, has in zip(self.values, self.moe, strict=True) if has == moe])
 
+    def models_of(self, moe: bool) -> list[int]:
+        """Models of the runs of one kind of model."""
+        return [model for model, has in zip(self.models, self.moe, strict=True) if has == moe]
 
-def intervals_of(fitted: Sequence[Residuals], unmeasured: Sequence[Residuals]) -> Intervals:
-    """Intervals of every pair that was fitted and of those that nobody measured, for dense models and those with experts."""
+
+def intervals_of(
+    fitted: Sequence[Residuals], unmeasured: Sequence[Residuals], known: Mapping[Kind, float] = MappingProxyType({})
+) -> Intervals:
+    """Intervals of every pair that was fitted and of those that nobody measured, for dense models and those with experts.
+
+    `known` are the typical sizes of pairs as a whole where they are known from elsewhere.
+    """
     pairs: dict[str, dict[str, dict[Kind, Interval]]] = defaultdict(lambda: defaultdict(dict))
     new: dict[Kind, Interval] = {}
+    sizes: dict[Kind, float] = {}
     for moe, kind in KINDS.items():
-        typical = _typical(each.of(moe) for each in fitted)
+        typical = known.get(kind, _typical(each.of(moe) for each in fitted if len(set(each.models_of(moe))) >= FEW_MODELS))
+        if typical is not None:
+            sizes[kind] = float(f"{typical:.4g}")
         for each in fitted:
             own = each.of(moe)
             if len(own) and typical is not None:
-                pairs[each.stack][each.accelerator][kind] = _interval(_held(own, typical), f"{_count(len(own))}, each left out")
+                others = math.hypot(typical, Z_COVERAGE * each.spread)
+                # Runs left out beside others of their own model, or one run alone, say nothing of a model to come.
+                several = len(set(each.models)) > 1
+                size = held(own, independent(each.models_of(moe)), others) if several else others
+                pairs[each.stack][each.accelerator][kind] = _interval(size, _source(each, moe))
         wide = _typical(each.of(moe) for each in unmeasured)
         if wide is not None:
             count = sum(len(each.of(moe)) > 0 for each in unmeasured)
             new[kind] = _interval(wide, f"{count} pairs of stack and accelerator, each left out")
-    return Intervals(pairs={stack: dict(found) for stack, found in pairs.items()}, unmeasured=new, ranking=_ranking(fitted))
+    found = {stack: dict(each) for stack, each in pairs.items()}
+    return Intervals(pairs=found, unmeasured=new, ranking=_ranking(fitted), typical=sizes)
 
 
 def _ranking(fitted: Sequence[Residuals]) -> dict[Kind, float]:
@@ -101,15 +129,26 @@ def _typical(every: Iterable[Floats], share: float = COVERAGE) -> float | None:
     return float(sizes[order][np.searchsorted(below, share)])
 
 
-def _held(own: Floats, typical: float) -> float:
-    """A pair's own size, drawn to the typical one the more the fewer its runs."""
-    size = float(np.quantile(own, min(COVERAGE * (1.0 + 1.0 / len(own)), 1.0)))  # the rank that holds COVERAGE of the next run
-    return (len(own) * size + LIKE_OTHERS * typical) / (len(own) + LIKE_OTHERS)
+def independent(models: Sequence[int]) -> float:
+    """How many independent runs say as much as these (design effect of samples in clusters, Kish 1965, section 5.4)."""
+    counts = np.unique(models, return_counts=True)[1]
+    return float(len(models) / (1.0 + (np.sum(counts**2) / len(models) - 1.0) * ALIKE))
+
+
+def held(own: Floats, runs: float, others: float) -> float:
+    """A pair's own size, drawn to that of others the more the fewer its independent `runs`.
+
+    Its own is the rank that holds COVERAGE of a run to come (split conformal: Vovk et al. 2005; Lei et al. 2018, section 2.2).
+    """
+    size = max(float(np.quantile(own, min(COVERAGE * (1.0 + 1.0 / runs), 1.0), method="higher")), LEAST_SIZE)
+    return math.exp((runs * math.log(size) + LIKE_OTHERS * math.log(others)) / (runs + LIKE_OTHERS))
 
 
 def _interval(size: float, source: str) -> Interval:
     return Interval(low=float(f"{math.exp(-size):.4g}"), high=float(f"{math.exp(size):.4g}"), source=f"{COVERAGE:.0%} of {source}")
 
 
-def _count(runs: int) -> str:
-    return f"{runs} {'run' if runs == 1 else 'runs'}"
+def _source(found: Residuals, moe: bool) -> str:
+    runs, models = len(found.of(moe)), len(set(found.models_of(moe)))
+    own = f"{runs} {'run' if runs == 1 else 'runs'} of {models} {'model' if models == 1 else 'models'}"
+    return f"{own}, each left out" if len(set(found.models)) > 1 else f"models of other pairs: {own} cannot tell of another"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -134,12 +135,14 @@ class Interval(Frozen):
 class Intervals(Frozen):
     """Intervals of step times by stack, accelerator and kind of model ("dense", "moe"), and of pairs that nobody measured.
 
-    `ranking`: how far two layouts of one problem are misjudged against each other, as a share of the step.
+    `ranking`: how far two layouts of one problem are misjudged against each other, as a share of the step. `typical`: the size of
+    log(measured/predicted) that most runs stay below whose model was not measured but whose stack was.
     """
 
     pairs: dict[str, dict[str, dict[Literal["dense", "moe"], Interval]]] = {}
     unmeasured: dict[Literal["dense", "moe"], Interval] = {}
     ranking: dict[Literal["dense", "moe"], NonNegativeFloat] = {}
+    typical: dict[Literal["dense", "moe"], NonNegativeFloat] = {}
 
 
 class PooledFigure(Frozen):
@@ -279,13 +282,19 @@ def load_profile(accelerator_name: str, path: str | None = None, fits: bool = Tr
     names = [file.name.removesuffix(".yaml") for file in shipped.iterdir() if file.name.endswith(".yaml")]
     name = accelerator_name.lower()
     family = max((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=DEFAULT)
-    data = parse_document((shipped / f"{family}.yaml").read_text(encoding="utf-8"), f"profile {family}")
-    data["accelerator"] = accelerator_name
+    data = {**_shipped("profiles", f"{family}.yaml", f"profile {family}"), "accelerator": accelerator_name}
     if fits:
-        data = _merged(data, parse_document((resources.files(__package__) / FITS).read_text(encoding="utf-8"), FITS))
+        data = _merged(data, _shipped(".", FITS, FITS))
     if path is not None:
         data = _merged(data, read_document(Path(path)))
     return to_record(Profile, data, path or f"profile {family}")
+
+
+@cache
+def _shipped(folder: str, file: str, name: str) -> dict[str, Any]:
+    """A document that comes with the package, read once; nobody changes it."""
+    text = (resources.files(__package__) / folder / file).read_text(encoding="utf-8")
+    return parse_document(text, name)
 
 
 def gemm_s(curve: GemmCurve, peak: ArrayLike, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1) -> FloatArray:

@@ -6,7 +6,7 @@ They name what a row is (its size, its features, what its source says of it), ne
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..search_spaces.model import Attention
@@ -80,7 +80,17 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(
         "script-mismatch",
         "number and script do not belong together, or the number is implausible by its source's own note",
-        lambda job: _notes(job, r"MISMATCH|implausible"),
+        lambda job: _notes(job, r"MISMATCH|implausible|not consistent|do not use"),
+    ),
+    Exclusion(
+        "recipe-mismatch",
+        "the recipe or layout that its source names does not match the row: what was recomputed or overlapped is not told",
+        lambda job: _notes(job, r"does not match (the )?row|(recipe|layout|config|script)\b[^;]*does not match"),
+    ),
+    Exclusion(
+        "offload-untold",
+        "its notes name an offload of which the row's own field says nothing",
+        lambda job: job.layout.offload == "none" and _notes(job, r"(?<!no )(?<!without )\boff-?load"),
     ),
     Exclusion(
         "generation-unknown",
@@ -93,6 +103,15 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         lambda job: _notes(job, r"finetune") and job.problem.workload.seq_len < 512,
     ),
 )
+
+BEYOND_PEAK = "beyond-peak"
+REPEATED = "repeated"
+REASONS: Mapping[str, str] = {
+    **{rule.id: rule.reason for rule in EXCLUSIONS},
+    BEYOND_PEAK: "the measured speed is above the peak of the device: a slip in a figure, a unit or the batch",
+    REPEATED: "the very row stands in the table already",
+}
+"""Reason of every rule by id. The last two are not told by a job alone: by its model FLOPs, and by the rest of the table."""
 
 
 def exclusions(job: Job) -> tuple[str, ...]:

@@ -11,24 +11,26 @@ from functools import cache
 from pydantic import ValidationError
 
 from ..search_spaces.cluster import ClusterSpec, Figure
-from ..search_spaces.inputs import load_cluster, load_stack
+from ..search_spaces.inputs import MOST_DEVICES, load_cluster, load_stack
 from ..search_spaces.layout import Layout, Problem
-from ..search_spaces.model import ModelSpec
+from ..search_spaces.model import Attention, LatentAttention, ModelSpec, MoeMlp
 from ..search_spaces.stack import GRAPH_MODULES, Stack
 from ..search_spaces.workload import Workload
-from .run_models import Shape, model_spec
+from .run_models import Shape, model_of
 from .run_splits import split_of
-from .runs import CORE_OR_HALF, HALF_OF_LAYERS, WHOLE_STEP, Run, Unpriceable, meaning
+from .runs import ACTIVATION_OFFLOAD, CORE_OR_HALF, HALF_OF_LAYERS, WHOLE_STEP, Run, Unpriceable, meaning
 
+OFFLOADED = r"activations?[-_ ]off-?load|off-?load(ing|ed)?[-_ ](of[-_ ])?activation|cpu_offloading_num_layers"
 UNSUPPORTED = (
     (r"\blora\b", "LoRA: adapters and frozen weights are not priced"),
     (r"packed (squad|sequence)|\(packed", "packed sequences are not priced"),
     (r"freezing|frozen-weight", "frozen weights are not priced"),
+    (rf"(?<!no )(?<!without )({OFFLOADED})", ACTIVATION_OFFLOAD),
 )
 """What a row's id, notes or FLOP convention says that paraplan does not price."""
 
 MOST_STAGES = 4096  # some frameworks leave stages empty, so layers do not limit them
-FSDP_GROUP = re.compile(r"FSDP (?:sharding )?group (\d+)")
+FSDP_GROUP = re.compile(r"FSDP (?:sharding )?group (\d{1,6})")
 UNSHARDED = re.compile(r"no ZeRO|no distributed optimizer at the time", re.IGNORECASE)
 
 
@@ -37,7 +39,7 @@ class Job:
     """A run that can be priced. `curves` names the profile, `gemm_curve` its curve for the run's GEMMs.
 
     `memory` says which figure the source measured: allocated, reserved or taken from the whole device, on the first or the
-    fullest stage.
+    fullest stage. `notes` say what was assumed of a run that is not of a known stack or model.
     """
 
     run: Run
@@ -46,26 +48,44 @@ class Job:
     curves: str
     gemm_curve: str
     memory: str
+    notes: tuple[str, ...] = ()
 
 
 def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     """The run as a priceable job; Unpriceable, with the reason, where it is not one."""
+    if run.defect:
+        raise Unpriceable(run.defect)
     _refuse_unsupported(run)
-    cluster_name, curves = meaning("accelerator", run.text("accelerator")).split()
+    cluster_name, curves = meaning("accelerator", device_words(run.text("accelerator"))).split()
     cluster_name = meaning("site", f"{run.family} | {run.accelerator}") or cluster_name
     precision, gemm_curve = meaning("precision", run.text("precision")).split()
     cluster = _cluster(cluster_name, run.count("domain_size"))
     if precision not in cluster.accelerator.peak_flops:
         raise Unpriceable(f"{cluster.accelerator.name} has no {precision} rate")
-    stack = _stack_of(run, cluster)
-    seq_len = run.needed("seq_len")
-    model = _model(run, shapes, seq_len)
+    stack, of_stack = _stack_of(run, cluster)
+    seq_len, devices = run.needed("seq_len"), run.needed("num_accelerators")
+    if devices > MOST_DEVICES:
+        raise Unpriceable(f"more devices than {MOST_DEVICES}")
+    model, of_model = model_of(run, shapes, seq_len)
     try:
-        problem = _problem(model, cluster, run.needed("num_accelerators"), stack, _workload(run, seq_len, precision))
+        problem = Problem(model=model, cluster=cluster, devices=devices, stack=stack, workload=_workload(run, seq_len, precision))
         layout = _layout(run, problem)
     except ValidationError as error:
-        raise Unpriceable(f"not a layout: {error.errors(include_url=False)[0]['msg']}") from error
-    return Job(run, problem, layout, curves, gemm_curve, meaning("memory", run.family))
+        first = error.errors(include_url=False)[0]
+        raise Unpriceable(f"not a layout: {'.'.join(map(str, first['loc']))} {first['msg'].lower()}") from error
+    memory = meaning("memory", f"{run.family} | {run.text('software')}")
+    of_dp = () if run.count("dp") in (None, layout.dp) else ("dp is taken to leave ep out: with it the grid is the devices",)
+    return Job(run, problem, layout, curves, gemm_curve, memory, (*of_stack, *of_model, *of_dp))
+
+
+VENDORS = re.compile(r"^(nvidia|amd|huawei|instinct|tesla)[-\s]+", re.IGNORECASE)
+
+
+def device_words(text: str) -> str:
+    """An accelerator's name without its vendor, words joined by "-": NVIDIA H100 80GB HBM3 is h100-80gb-hbm3."""
+    while (shorter := VENDORS.sub("", text)) != text:
+        text = shorter
+    return re.sub(r"(\d+)-?gi?b\b", r"\1gb", re.sub(r"[\s_()]+", "-", text.strip().lower()).strip("-"))
 
 
 def stack_words(run: Run) -> str:
@@ -97,16 +117,21 @@ def _cluster(name: str, domain_size: int | None) -> ClusterSpec:
     return cluster.model_copy(update={"levels": (*cluster.levels[:place], level, *above)})
 
 
-def _stack_of(run: Run, cluster: ClusterSpec) -> Stack:
+def _stack_of(run: Run, cluster: ClusterSpec) -> tuple[Stack, tuple[str, ...]]:
+    """The run's stack, and what was assumed where its software is not known by name."""
     found = meaning("stack", stack_words(run))
+    name = cluster.default_stack if found == "default" else found.removeprefix("~")
+    why = {"default": f"the default of {cluster.name}", f"~{name}": "the nearest that is known"}.get(found)
+    software = run.text("software")[:40] or "no software named"
     names = ("tp", "dp_gradients", "dp_parameters", "pp_interleaved")
-    off = tuple(name for name in names if meaning(f"overlap.{name}", run.text("comm_overlap")) == "off")
-    return _stack(
-        cluster.default_stack if found == "default" else found,
+    off = tuple(each for each in names if meaning(f"overlap.{each}", run.text("comm_overlap")) == "off")
+    stack = _stack(
+        name,
         off,
         meaning("moe_dispatcher", run.text("moe_dispatcher") or ("unset" if run.text("cuda_graphs") else "")),
         meaning("cuda_graphs", run.text("cuda_graphs")),
     )
+    return stack, (f"stack {name} assumed, {why}: {software}",) if why else ()
 
 
 @cache
@@ -125,26 +150,10 @@ def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: str) -> Sta
     return stack.model_copy(update=changes)
 
 
-_MODELS: dict[tuple[int, str, int], ModelSpec] = {}
-
-
-def _model(run: Run, shapes: Mapping[str, Shape], seq_len: int) -> ModelSpec:
-    if not run.text("model"):
-        raise Unpriceable("missing field: model")
-    key = (id(shapes), run.text("model"), seq_len)
-    if key not in _MODELS:
-        _MODELS[key] = model_spec(run.text("model"), shapes, seq_len)
-    return _MODELS[key]
-
-
 def _workload(run: Run, seq_len: int, precision: str) -> Workload:
     balanced = meaning("routing", f"{run.family} {run.text('notes')}") == "balanced"
     given = {"expert_imbalance": 1.0} if balanced else {}
     return Workload(global_batch=run.needed("global_batch"), seq_len=seq_len, precision=precision, **given)  # type: ignore[arg-type]
-
-
-def _problem(model: ModelSpec, cluster: ClusterSpec, devices: int, stack: Stack, workload: Workload) -> Problem:
-    return Problem(model=model, cluster=cluster, devices=devices, stack=stack, workload=workload)
 
 
 def _layout(run: Run, problem: Problem) -> Layout:
@@ -152,6 +161,8 @@ def _layout(run: Run, problem: Problem) -> Layout:
     tp, pp = run.needed("tp"), run.needed("pp")
     cp, ep, micro_batch = run.count("cp") or 1, run.count("ep") or 1, run.needed("micro_batch")
     dp = run.count("dp") or problem.devices // (tp * cp * pp)
+    if tp * cp * pp * dp * ep == problem.devices and meaning("dp", f"{run.family} | {run.text('notes')}") == "without ep":
+        dp *= ep
     if tp * cp * pp * dp != problem.devices:
         raise Unpriceable("dp inconsistent: tp·cp·pp·dp is not the number of devices")
     batch = problem.workload.global_batch
@@ -163,9 +174,10 @@ def _layout(run: Run, problem: Problem) -> Layout:
         raise Unpriceable("more chunks than layers")
     if pp > MOST_STAGES:
         raise Unpriceable(f"more stages than {MOST_STAGES}")
+    _refuse_uneven(problem.model, tp, ep)
     etp = _expert_tensor_parallel(run, problem, tp, cp, dp, ep)
     recompute = _recompute(run, problem, pp * vpp)
-    split = split_of(problem.model, pp, vpp, meaning("split", run.family), run.text("notes"))
+    split = split_of(problem.model, pp, vpp, meaning("split", f"{run.family} | {run.text('software')}"), run.text("notes"))
     sequence_parallel = meaning("sp", f"{run.family} | {run.text('sp')} | {'pipeline' if pp > 1 else ''}")
     return Layout(
         tp=tp,
@@ -183,9 +195,18 @@ def _layout(run: Run, problem: Problem) -> Layout:
         schedule=schedule,
         optimizer_sharding=_sharding(run, problem.stack, dp * cp),
         recompute=recompute,
-        offload=_offload(run, problem.model),
+        offload=meaning("offload", run.text("offload")),
         stages=split.stages(problem.model.num_layers, recompute),
     )
+
+
+def _refuse_uneven(model: ModelSpec, tp: int, ep: int) -> None:
+    """Unpriceable where heads or experts do not come out even over the ranks: no framework runs that."""
+    mixers = [kind.mixer for kind in model.kinds.values()]
+    if any(isinstance(mixer, (Attention, LatentAttention)) and mixer.heads % tp for mixer in mixers):
+        raise Unpriceable("tp does not divide the attention heads")
+    if any(isinstance(kind.mlp, MoeMlp) and kind.mlp.experts % ep for kind in model.kinds.values()):
+        raise Unpriceable("ep does not divide the experts")
 
 
 def _schedule(run: Run, pp: int, micro_batches: int) -> tuple[str, int]:
@@ -237,10 +258,3 @@ def _sharding(run: Run, stack: Stack, ranks: int) -> str:
     if found == "zero3" and group and 1 < int(group[1]) < ranks:
         return f"hsdp:{group[1]}"
     return found
-
-
-def _offload(run: Run, model: ModelSpec) -> str:
-    words = meaning("offload", run.text("offload"))
-    if words.startswith("layers:"):
-        return f"activations:{min(1.0, int(words.removeprefix('layers:')) / model.num_layers):g}"
-    return words

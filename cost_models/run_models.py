@@ -2,13 +2,15 @@
 
 An entry of models.json holds num_layers, hidden_size, num_attention_heads, num_kv_heads, head_dim, ffn_hidden_size, gated_mlp,
 vocab_size, tied_embeddings, num_experts, moe_top_k, moe_ffn_hidden_size, shared_expert_ffn, first_k_dense, mla and mtp_layers.
+A CSV may give the same sizes in columns of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from ..search_spaces.errors import InputError
 from ..search_spaces.inputs import catalog_names, load_model
 from ..search_spaces.layer_kinds import Attention, DenseMlp, LatentAttention, LayerKind, MoeMlp, Mtp
 from ..search_spaces.model import ModelSpec
-from .runs import Unpriceable
+from .run_files import NEEDED, OPTIONAL, OTHER_NAMES
+from .runs import Run, Unpriceable, meaning
 
 Shape = Mapping[str, Any]
 
@@ -49,40 +52,128 @@ VOCABULARIES = (
 )
 """Vocabularies that models.json leaves blank, from the families' published config.json (GPT: GPT-2's, padded)."""
 
+ALIASES = {
+    "llama38b": "llama-3.1-8b",
+    "llama370b": "llama-3.1-70b",
+    "llama3370b": "llama-3.1-70b",
+    "llama3405b": "llama-3.1-405b",
+    "deepseekv3671b": "deepseek-v3",
+    "deepseekr1671b": "deepseek-r1",
+    "qwen330b": "qwen3-30b-a3b",
+    "qwen3235b": "qwen3-235b-a22b",
+    "gpt3": "gpt3-175b",
+    "gpt175b": "gpt3-175b",
+    "gpt1t": "megatron-1t",
+}
+"""Other names of the catalog's models, and models of their shapes, as `plain` writes them."""
+VARIANT = re.compile(r"[-_ ](instruct|base|chat|hf|it|pretrain|pretrained|sft|v0\.\d+)$")
+"""What a name ends in that changes no shape."""
+SIZES = (
+    *("num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),
+    *("num_experts", "moe_top_k", "moe_ffn_hidden_size", "shared_expert_ffn", "num_shared_experts", "first_k_dense", "mtp_layers"),
+)
+FLAGS = ("gated_mlp", "tied_embeddings")
+FULL = ("num_layers", "hidden_size", "num_attention_heads")
+"""Columns without which a row's own sizes are no shape."""
+MOST_LAYERS = 4096
+"""Layers of no real model come near it."""
+
 LONGEST = 1 << 20
 """Positions of a model without learned ones: they cost nothing."""
 
 
+def unread(columns: Iterable[str]) -> tuple[str, ...]:
+    """Those columns of a table of runs that nothing reads."""
+    known = {*NEEDED, *OPTIONAL, *OTHER_NAMES, *SIZES, *FLAGS}
+    return tuple(name for name in columns if name and name not in known)
+
+
 def read_shapes(path: Path) -> dict[str, Shape]:
-    """models.json; empty where there is none. InputError where it is not a JSON object of objects."""
+    """models.json; empty where there is none. InputError where it is not a JSON object."""
     if not path.is_file():
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is not valid JSON ({type(error).__name__})") from error
-    if not isinstance(data, dict) or not all(isinstance(shape, dict) for shape in data.values()):
+    if not isinstance(data, dict):
         raise InputError(f"{path}: must hold an object of model names, each with an object of its sizes")
     return data
 
 
+def model_of(run: Run, shapes: Mapping[str, Shape], seq_len: int) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model of a run, and what was made of its name. Unpriceable, naming the model, where nobody says what it looks like.
+
+    What models.json says counts first, then the row's own sizes, then the catalog; names are looked up as they stand, then
+    without their owner, punctuation and variant.
+    """
+    name, own = run.text("model"), _own_shape(run)
+    if name in CATALOG_NAMES or name in shapes:
+        return model_spec(name, shapes, seq_len), ()
+    if own:
+        return _from_shape(name or "unnamed", own, seq_len), ("model: its shape is that of the row's own columns",)
+    if not name:
+        raise Unpriceable("missing field: model")
+    if name in catalog_names("models"):
+        return load_model(name), ()
+    near = _near(name, shapes) or ALIASES.get(plain(name)) or _near(name, catalog_names("models"))
+    if near is None:
+        raise Unpriceable(f"unknown model shape: {name}")
+    return model_spec(near, shapes, seq_len), (f"model: {name} is taken to be {near}",)
+
+
 def model_spec(name: str, shapes: Mapping[str, Shape], seq_len: int) -> ModelSpec:
-    """The model of a run. Unpriceable where nobody says what it looks like.
+    """The model of that name. Unpriceable where nobody says what it looks like.
 
     `seq_len` is how many positions a model with learned ones has.
     """
     if name in CATALOG_NAMES:
         return load_model(CATALOG_NAMES[name])
-    shape = shapes.get(name)
-    if shape is None:
-        if name in catalog_names("models"):
-            return load_model(name)
-        raise Unpriceable(f"unknown model shape: {name}")
+    if name in shapes:
+        return _from_shape(name, shapes[name], seq_len)
+    if name in catalog_names("models"):
+        return load_model(name)
+    raise Unpriceable(f"unknown model shape: {name}")
+
+
+def plain(name: str) -> str:
+    """A model's name without its owner, its variant and its punctuation: meta-llama/Llama-3.1-8B-Instruct is llama318b."""
+    name = name.lower().rpartition("/")[2].removeprefix("meta-")
+    while (shorter := VARIANT.sub("", name)) != name:
+        name = shorter
+    return re.sub(r"[^a-z0-9]", "", name)
+
+
+def _near(name: str, names: Iterable[str]) -> str | None:
+    """The one name that is the same but for owner, variant and punctuation."""
+    found = [each for each in names if plain(each) == plain(name)]
+    return found[0] if plain(name) and len(found) == 1 else None
+
+
+def _own_shape(run: Run) -> dict[str, Any]:
+    """The sizes that stand in the row itself; empty where they are no shape."""
+    sizes: dict[str, Any] = {name: run.count(name) for name in SIZES if run.text(name) not in ("", "0")}
+    if not all(sizes.get(name) for name in FULL):
+        return {}
+    flags = {name: meaning("flag", run.text(name)) == "yes" for name in FLAGS if run.text(name)}
+    return {**{name: size for name, size in sizes.items() if size is not None}, **flags}
+
+
+def _from_shape(name: str, shape: Shape, seq_len: int) -> ModelSpec:
+    """The same object for the same shape: what is priced together is told by it."""
+    return _checked(name, json.dumps(shape, sort_keys=True), seq_len)
+
+
+@cache
+def _checked(name: str, text: str, seq_len: int) -> ModelSpec:
+    shape = json.loads(text)
+    if not isinstance(shape, dict):
+        raise Unpriceable(f"model shape does not hold together: {name}")
     if MANY_KINDS.search(str(shape.get("notes") or "")):
         raise Unpriceable(f"layers of several kinds, which models.json cannot say: {name}")
     try:
         return _spec(name, shape, seq_len)
-    except (ValidationError, TypeError, ValueError, OverflowError) as error:
+    except (ValidationError, TypeError, ValueError, OverflowError, AttributeError) as error:
         if isinstance(error, Unpriceable):
             raise
         raise Unpriceable(f"model shape does not hold together: {name}") from error
@@ -90,12 +181,14 @@ def model_spec(name: str, shapes: Mapping[str, Shape], seq_len: int) -> ModelSpe
 
 def _spec(name: str, shape: Shape, seq_len: int) -> ModelSpec:
     hidden, layers = _size(name, shape, "hidden_size"), _size(name, shape, "num_layers")
+    if layers > MOST_LAYERS:
+        raise ValueError(f"{layers} layers")
     gated = bool(shape.get("gated_mlp"))
     # GPT-2's line (plain feed-forward, tied embedding) learns its positions and has biases; ALiBi models learn none.
     gpt = not gated and bool(shape.get("tied_embeddings"))
     learned = gpt and "alibi" not in str(shape.get("notes") or "").lower()
     mixer = _mixer(name, shape, hidden, gpt)
-    experts = shape.get("num_experts") or 0
+    experts = int(shape.get("num_experts") or 0)
     dense = experts <= 1  # one expert is a dense layer
     first_dense = layers if dense else int(shape.get("first_k_dense") or 0)
     mtp = int(shape.get("mtp_layers") or 0)

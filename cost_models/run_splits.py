@@ -54,8 +54,8 @@ def even_counts(layers: int, chunks: int, ends_count: bool = False) -> list[int]
 
 def _counts(string: str) -> list[int]:
     """Blocks per chunk of a layout string: "Et*4|(t*4|)*14tmL" has 16 chunks, 4 layers each but for the last, 1 and an MTP."""
-    flat = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), string)
-    flat = re.sub(r"([Etm])\*(\d+)", lambda m: m[1] * int(m[2]), flat)
+    flat = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda m: m[1] * int(m[2]), string)
+    flat = re.sub(r"([Etm])\*(\d{1,4})", lambda m: m[1] * int(m[2]), flat)
     return [chunk.count("t") + chunk.count("m") for chunk in flat.split("|")]
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..search_spaces.layout import Floats
 
@@ -46,16 +47,28 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Errors of the peak, and out-of-memory as predicted: precision, recall, share called unsure, accuracy outside that."""
+class Ended:
+    """Out of memory as predicted, among `rows` that say whether they ran: how many did not (`oom`), how many were predicted not to.
 
-    peak: Errors | None
+    `precision` of those predicted, `recall` of those that ran out, `false_alarms` the share of those that ran that were predicted
+    not to; `unsure` the share of verdicts that say so, `sure_accuracy` how many of the others are right. None where there is none.
+    """
+
     rows: int
     oom: int
+    predicted: int
     precision: float | None
     recall: float | None
+    false_alarms: float | None
     unsure: float | None
     sure_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Memory(Ended):
+    """The same, and errors of the peak."""
+
+    peak: Errors | None
 
 
 @dataclass(frozen=True)
@@ -150,24 +163,31 @@ def average_ranks(values: Floats) -> Floats:
     return ranks
 
 
-def _memory(outcomes: Sequence[Outcome]) -> Memory:
-    peak = errors([(o.predicted_peak_gib, o.measured_peak_gib) for o in outcomes if o.run.status == "ok"])
+def ended(outcomes: Sequence[Outcome]) -> Ended:
+    """How well it is told whether runs end for want of memory; rows that failed otherwise do not say."""
     judged = [o for o in outcomes if o.predicted_oom is not None and o.run.status in ("ok", "oom")]
     truth = np.array([o.run.status == "oom" for o in judged], dtype=bool)
     guess = np.array([o.predicted_oom for o in judged], dtype=bool)
     sure = np.array([o.memory_verdict != "unsure" for o in judged], dtype=bool)
-    if not truth.any():  # nothing ran out: there is nothing to tell apart
-        return Memory(peak, len(judged), 0, None, None, None, None)
-    hits = float((truth & guess).sum())
-    return Memory(
-        peak,
+    return Ended(
         len(judged),
         int(truth.sum()),
-        hits / float(guess.sum()) if guess.any() else None,
-        hits / float(truth.sum()),
-        1.0 - float(sure.mean()),
-        float((truth == guess)[sure].mean()) if sure.any() else None,
+        int(guess.sum()),
+        _mean(truth[guess]),
+        _mean(guess[truth]),
+        _mean(guess[~truth]),
+        _mean(~sure),
+        _mean((truth == guess)[sure]),
     )
+
+
+def _mean(values: npt.NDArray[np.bool_]) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _memory(outcomes: Sequence[Outcome]) -> Memory:
+    peak = errors([(o.predicted_peak_gib, o.measured_peak_gib) for o in outcomes if o.run.status == "ok"])
+    return Memory(**asdict(ended(outcomes)), peak=peak)
 
 
 def slices(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:

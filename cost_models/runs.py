@@ -6,24 +6,23 @@ notes); a blank cell means that the source does not say. Nothing here prices any
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-
-from ..search_spaces.errors import InputError
 
 MEASURED = ("measured_step_time_s", "measured_tokens_per_s_per_device", "measured_tflops_per_device", "measured_mfu")
-"""Columns that say how fast a run was."""
-NEEDED = ("id", "model", "accelerator", "num_accelerators", "seq_len", "global_batch", "micro_batch", "tp", "pp")
-"""Columns without which a file is not a table of runs."""
-
-
+"""Columns that say how fast a run was, the ones that are believed first in front."""
+PEAK = "measured_peak_mem_gib"
 LARGEST = 10**9
 """No degree, batch or length of a real run comes near it."""
+MEASURABLE = 1e12
+"""No measured figure is larger, or smaller than one over it."""
+DASHES = frozenset({"-", "–", "—", "?", "na", "n/a", "null"})
+"""What stands for a blank wherever it is."""
+BLANKS = DASHES | {"none", "unknown"}
+"""What stands for a blank where a number is wanted."""
 
 
 class Unpriceable(ValueError):  # noqa: N818
@@ -32,10 +31,15 @@ class Unpriceable(ValueError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Run:
-    """One row; `text` gives a cell, `count` and `number` read it (None where blank)."""
+    """One row; `text` gives a cell, `count` and `number` read it (None where blank).
+
+    `defect` is the reason why the row cannot be read at all, `notes` what was made of a row that was put down carelessly.
+    """
 
     cells: Mapping[str, str] = field(repr=False)
     id: str
+    defect: str = ""
+    notes: tuple[str, ...] = ()
 
     def text(self, column: str) -> str:
         return self.cells.get(column, "")
@@ -52,7 +56,7 @@ class Run:
     def number(self, column: str) -> float | None:
         """A finite number; Unpriceable where the cell holds something else."""
         text = self.text(column)
-        if not text:
+        if not text or text.lower() in BLANKS:
             return None
         try:
             value = float(text)
@@ -67,6 +71,8 @@ class Run:
         value = self.number(column)
         if value is not None and value <= 0:
             raise Unpriceable(f"{column} is not above 0")
+        if value is not None and not 1 / MEASURABLE <= value <= MEASURABLE:
+            raise Unpriceable(f"{column} is beyond anything measured")
         return value
 
     def needed(self, column: str) -> int:
@@ -86,18 +92,22 @@ class Run:
 
     @property
     def split(self) -> str:
-        return self.text("split") or "test"
+        return self.text("split").lower() or "test"
 
     @property
     def status(self) -> str:
-        return self.text("status") or "ok"
+        """ok, oom or fail; where the cell is blank ok if anything was measured, else unknown."""
+        word = meaning("status", self.text("status"))
+        if word != UNTOLD:
+            return word
+        return "ok" if any(self.text(column) for column in (*MEASURED, PEAK)) else "unknown"
 
 
 @dataclass(frozen=True)
 class Word:
     """One entry of the vocabulary: cells of `column` that match `pattern` mean `meaning` ("\\1" is the pattern's first group).
 
-    A meaning that starts with "!" is a reason why the row cannot be priced.
+    A meaning that starts with "!" is a reason why the row cannot be priced, one that starts with "~" the nearest that is known.
     """
 
     column: str
@@ -109,22 +119,31 @@ class Word:
 HALF_OF_LAYERS = "half of the layers"
 CORE_OR_HALF = "core attention, or half of the layers"
 WHOLE_STEP = "whole step"
+UNTOLD = "as was measured"
+ACTIVATION_OFFLOAD = "activation offload: neither its memory nor its traffic is priced"
+GRADE = "grade not printed: ±15 %"
+
+FSDP_BUILT = r".*(torchtune|lit-?gpt|lightning|olmo|veomni|fairscale|axolotl|accelerate|hugging|transformers|pytorch).*"
 
 VOCABULARY: tuple[Word, ...] = (
-    # Accelerator → cluster / profile of its kernels; the domain_size column sets the size of the supernode.
-    Word("accelerator", r"a100-80gb.*|a100", "hgx-a100 a100-80gb-sxm"),
-    Word("accelerator", r"a100-40gb.*", "hgx-a100-40gb a100-40gb-sxm"),
-    Word("accelerator", r"h100-(80gb.*|sxm.*)|h100", "hgx-h100 h100-80gb-sxm"),
-    Word("accelerator", r"h100-9[46]gb.*", "hgx-h100-96gb h100-80gb-sxm", "HBM2e, 500 W; kernels of the 80 GB part"),
+    # Accelerator → cluster / profile of its kernels; the domain_size column sets the size of the supernode. The text matched is
+    # without the vendor, with "-" for blanks.
+    Word("accelerator", r"", "!missing field: accelerator"),
+    Word("accelerator", r".*\b(pcie|nvl)\b.*", "!accelerator on PCIe cards: no cluster of the catalog has them"),
+    Word("accelerator", r"a100-40gb.*|a100-sxm\d?-40gb.*", "hgx-a100-40gb a100-40gb-sxm"),
+    Word("accelerator", r"a100(-(80gb|sxm).*)?", "hgx-a100 a100-80gb-sxm"),
+    Word("accelerator", r"h100-(sxm\d?-)?9[46]gb.*", "hgx-h100-96gb h100-80gb-sxm", "HBM2e, 500 W; kernels of the 80 GB part"),
+    Word("accelerator", r"h100(-(80gb|sxm|hbm3).*)?", "hgx-h100 h100-80gb-sxm"),
     Word("accelerator", r"h200.*", "hgx-h200 h200"),
     Word("accelerator", r"h800.*", "hgx-h800 h800"),
     Word("accelerator", r"(b200|b300)(-.*)?", r"hgx-\1 \1"),
     Word("accelerator", r"(gb200|gb300)(-.*)?", r"\1-nvl72 \1"),
     Word("accelerator", r"(mi300x|mi355x).*", r"\1 \1"),
-    Word("accelerator", r"ascend(-910b[1-4]?|-undisclosed)?", "atlas-800t-a2 ascend-910b", "grade not printed: ±15 %"),
-    Word("accelerator", r"ascend-910c(-die)?", "cloudmatrix-384 ascend-910c-die", "a device is a die"),
+    Word("accelerator", r"(ascend-?)?910b[1-4]?|ascend(-undisclosed)?|atlas-800t-a2", "atlas-800t-a2 ascend-910b", GRADE),
+    Word("accelerator", r"(ascend-?)?910c(-die)?|cloudmatrix-?384", "cloudmatrix-384 ascend-910c-die", "a device is a die"),
     Word("accelerator", r"v100.*", "!accelerator without BF16 tensor cores: its attention has no curve"),
     Word("accelerator", r"tpu.*", "!accelerator not in the catalog: TPU"),
+    Word("accelerator", r"(.{1,40}).*", r"!accelerator not in the catalog: \1"),
     # Family | accelerator → the site's own cluster, where its network is known to be another.
     Word("site", r"bigscience \| a100.*", "jean-zay-a100", "four 100 Gb/s links per server of eight"),
     Word("site", r".*", ""),
@@ -159,38 +178,51 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*deepspeed.*", "deepspeed"),
     Word("stack", r".*fsdp.*", "torchtitan"),
     Word("stack", r".*(megatron|mcore).*", "megatron-lm"),
+    # What is not known by name: the stack of the framework that it is built on, then of how it shards, then the cluster's own.
+    Word("stack", r".*(neox|bmtrain).*", "~megatron-deepspeed", "built on Megatron and DeepSpeed"),
+    Word("stack", r".*(flagscale|primus|colossal|pai-|\bverl\b).*", "~megatron-lm", "built on Megatron-Core, or in its manner"),
+    Word("stack", r".*(xtuner|internlm|accelerate|hugging|transformers).*\| zero[123] \|.*", "~deepspeed", "ZeRO of DeepSpeed"),
+    Word("stack", FSDP_BUILT, "~torchtitan", "PyTorch FSDP"),
+    Word("stack", r".*(pangu|cann\b|ascendspeed).*", "~mindspeed-llm", "Megatron for Ascend"),
+    Word("stack", r"[^|]*[^| ][^|]*\|[^|]*\|[^|]*\| (zero3|hsdp|fsdp)[^|]*\|.*", "~torchtitan", "parameters sharded, as FSDP does"),
     Word("stack", r".*", "default", "the cluster's own default"),
     # Precision → GEMM precision / curve of the profile.
-    Word("precision", r"bf16.*|amp_bf16", "bf16 bf16"),
-    Word("precision", r"fp16.*|amp_fp16", "fp16 bf16"),
+    Word("precision", r"bf16.*|amp_bf16|bfloat16.*", "bf16 bf16"),
+    Word("precision", r"fp16.*|amp_fp16|float16|half", "fp16 bf16"),
     Word("precision", r"mxfp8|fp8-(blockwise|block|mx|sub.*)", "fp8 fp8", "scaled per block"),
     Word("precision", r"(amp_)?fp8.*", "fp8 fp8_tensor", "scaled per tensor or row: current, delayed, dynamic"),
     Word("precision", r"(nv|mx)?fp4.*", "fp4 fp4"),
     Word("precision", r"", "!missing field: precision"),
+    Word("precision", r"(tf32|fp32|float32).*", r"!precision that is not priced: \1"),
     # Sharding. A blank means ZeRO-1 on Megatron stacks (the distributed optimizer), ZeRO-3 on FSDP stacks.
     Word("optimizer_sharding", r"(none|zero[0123]|hsdp:\d+)", r"\1"),
     Word("optimizer_sharding", r"(zero-?[123]).*", r"\1"),
-    Word("optimizer_sharding", r"fsdp.*|zall", "zero3"),
+    Word("optimizer_sharding", r"([0-3])(\.0)?", r"zero\1"),
+    Word("optimizer_sharding", r"fsdp.*|zall|full_?shard", "zero3"),
+    Word("optimizer_sharding", r"shard_?grad_?op", "zero2"),
     Word("optimizer_sharding", r"ddp", "none"),
     Word("optimizer_sharding", r"dist.*opt.*", "zero1"),
     Word("optimizer_sharding", r"", "blank"),
     # Recompute.
     Word("recompute", r"|none|no", "none", "blank: no source that leaves it out is known to recompute"),
     Word("recompute", r"full", "full"),
-    Word("recompute", r"full\((block|uniform), ?(\d+)\).*", r"full:\1:\2"),
-    Word("recompute", r"full:(block|uniform):(\d+)", r"full:\1:\2"),
-    Word("recompute", r"full\[([\d, ]+)\]", r"layers per stage:\1", "the mean of the list, in every chunk"),
+    Word("recompute", r"full\((block|uniform), ?(\d{1,6})\).*", r"full:\1:\2"),
+    Word("recompute", r"full:(block|uniform):(\d{1,6})", r"full:\1:\2"),
+    Word("recompute", r"full\[(\d{1,6}(?:, ?\d{1,6})*)\]", r"layers per stage:\1", "the mean of the list, in every chunk"),
     Word("recompute", r"full\+select.*", "full"),
     Word("recompute", r"selective: ?rmsnorm \+ mla.up.projections", "selective:layernorm+mla_up_proj"),
     Word("recompute", r"selective: ?([a-z_+]+)", r"selective:\1", "Megatron's module names"),
     Word("recompute", r"selective \((layer|op)\)", HALF_OF_LAYERS, "torchtitan: every second layer or matrix product"),
     Word("recompute", r"selective", CORE_OR_HALF, "core attention where the stack names modules, otherwise per operator"),
     Word("recompute", r".+", "!recompute in words that are not priced"),
+    # Whether a dp with which the grid is short by a factor of ep leaves ep out. The text matched is "family | notes".
+    Word("dp", r".*(kempner \||ep is its own mesh dim).*", "whole", "data is spread over dp alone"),
+    Word("dp", r".*", "without ep", "experts lie across ranks that have data of their own"),
     # Expert tensor parallelism where it is blank, by stack.
     Word("etp", r"megatron-bridge.*|nemo-automodel", "1", "what its MoE recipes set"),
     Word("etp", r".*", "tp", "Megatron's default, where the grid allows it"),
     # Sequence parallelism. The text matched is "family | sp | pipeline" where there is one: blank follows TP.
-    Word("sp", r".*\| 0 \|.*", "off"),
+    Word("sp", r".*\| (0|0\.0|false|no|off) \|.*", "off"),
     Word("sp", r"kempner \|.*\| pipeline", "off", "its pipeline stages take plain tensor parallelism"),
     Word("sp", r".*", "on"),
     # Context parallelism.
@@ -201,9 +233,9 @@ VOCABULARY: tuple[Word, ...] = (
     Word("cp_type", r".+", "!cp_type in words that are not priced"),
     # Offload.
     Word("offload", r"|none", "none"),
+    Word("offload", r"optimizer:(0?\.\d{1,6}|[01])", r"optimizer:\1"),
     Word("offload", r"optimizer.*", "optimizer:1"),
-    Word("offload", r"activations cpu_offloading_num_layers=(\d+)", r"layers:\1"),
-    Word("offload", r"(optimizer|activations):([\d.]+)", r"\1:\2"),
+    Word("offload", r".*(activation|swap).*", f"!{ACTIVATION_OFFLOAD}"),
     Word("offload", r".+", "!offload of single modules or parameters"),
     # Schedule.
     Word("pp_schedule", r"|1f1b", "1f1b"),
@@ -229,29 +261,42 @@ VOCABULARY: tuple[Word, ...] = (
     Word("cuda_graphs", r".*", ""),
     Word("routing", r".*(balanc|capacity 1|megatron-bridge|bridge-studies|mcore-moe).*", "balanced", "forced, or capped"),
     Word("routing", r".*", "free"),
-    # What a family's memory figure is: how it was read, and of which stage. The allocator knows no communicator buffers.
-    Word("memory", r"nanotron|kempner", "allocated first", "rank 0 writes the log"),
-    Word("memory", r"torchtitan|stas", "reserved fullest", "max_memory_reserved: the allocator's cache is in"),
-    Word("memory", r"bigscience", "device fullest", "nvidia-smi: context, communicators and the allocator's cache are in"),
+    # What a family's memory figure is: how it was read, and of which stage. The allocator knows no communicator buffers. The text
+    # matched here and for splits is "family | software": a framework has its ways in other families' hands too.
+    Word("memory", r".*(nanotron|kempner).*", "allocated first", "rank 0 writes the log"),
+    Word("memory", r".*torchtitan.*|stas \|.*", "reserved fullest", "max_memory_reserved: the allocator's cache is in"),
+    Word("memory", r"bigscience \|.*", "device fullest", "nvidia-smi: context, communicators and the allocator's cache are in"),
     Word("memory", r".*", "allocated fullest", "peak allocated on the fullest rank"),
     # How a family's framework cuts stages.
-    Word("split", r"nanotron", "by compute", "blocks dealt out by matrix products, the head's in"),
-    Word("split", r"aleph-alpha", "by parameters", "the largest stage's as few as can be, embedding and head included"),
+    Word("split", r".*nanotron.*", "by compute", "blocks dealt out by matrix products, the head's in"),
+    Word("split", r".*(aleph.alpha|aa-scaling).*", "by parameters", "the largest stage's, ends included, as few as can be"),
     Word("split", r".*", "even", "equal chunks; what is left over is taken from the ends (see run_splits)"),
-    # FLOPs behind MFU and TFLOP/s: causal attention halved or whole, model or hardware (recompute in).
+    # FLOPs behind MFU and TFLOP/s: causal attention halved or whole, model or hardware (recompute in). The text matched is the
+    # convention, or where it says nothing "family | software".
     Word("flops", r".*hardware.*no attention term.*", "!FLOP formula without attention"),
     Word("flops", r".*hardware.*", "whole hardware"),
     Word("flops", r".*(not halved|non-causal|full attention|12\*?l).*", "whole"),
     Word("flops", r".*halved.*", "halved"),
     Word("flops", r".*(mindspeed|mindformers|nemo-docs|sc21|korthikanti|megascale|llm-foundry|nanotron|aleph|kempner).*", "whole"),
-    Word("flops", r".*", "halved"),
+    Word("flops", r".*(megatron-bridge|bridge-studies|mcore-moe).*", "halved", "since core_r0.12"),
+    Word("flops", r".*(megatron-lm (ptd-p )?202[0-3]|megatron-core [rv]?0\.(\d|1[01])\b|nemo 24).*", "whole", "before core_r0.12"),
+    Word("flops", r".*", "~halved", "model FLOPs without recompute"),
+    # Columns of a model's shape that say yes or no.
+    Word("flag", r"1|1\.0|true|yes|y", "yes"),
+    Word("flag", r"0|0\.0|false|no|n", "no"),
+    # How a run ended. Blank: it ran if anything was measured.
+    Word("status", r"", UNTOLD),
+    Word("status", r"ok|okay|success.*|succeeded|done|completed?|finished|ran|pass(ed)?", "ok"),
+    Word("status", r".*\boom.*|.*out.?of.?(device.?)?memory.*", "oom"),
+    Word("status", r".+", "fail"),
 )
 """The whole mapping from a CSV's words to a Stack and a Layout: the first entry of a column that matches the whole cell counts."""
 
 
 def meaning(column: str, cell: str) -> str:
     """What a cell stands for; Unpriceable where its word has no price, or no entry at all."""
-    found = _meaning(column, cell.strip().lower())
+    word = cell.strip().lower()
+    found = _meaning(column, "" if word in DASHES else word)
     if found.startswith("!"):
         raise Unpriceable(found[1:])
     return found
@@ -262,33 +307,4 @@ def _meaning(column: str, cell: str) -> str:
     for word in VOCABULARY:
         if word.column == column and (match := re.fullmatch(word.pattern, cell, re.IGNORECASE | re.DOTALL)):
             return match.expand(word.meaning)
-    return f"!{column} in words that are not known"
-
-
-def read_runs(path: Path) -> list[Run]:
-    """The rows of a CSV of measured runs. InputError, in one sentence, for a file that is not one."""
-    try:
-        if path.is_dir():
-            raise InputError(f"{path}: is a folder, not a file")
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            header = reader.fieldnames or ()
-            missing = [name for name in NEEDED if name not in header]
-            if missing:
-                raise InputError(f"{path}: has no column {missing[0]!r}; a table of runs needs {', '.join(NEEDED)}")
-            return [_run(row, path, reader.line_num) for row in reader]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error
-    except csv.Error as error:
-        raise InputError(f"{path}: is not a CSV file: {error}") from error
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file") from error
-
-
-def _run(row: Mapping[str | None, str | list[str] | None], path: Path, line: int) -> Run:
-    if None in row:
-        raise InputError(f"{path}: line {line} has more cells than the header")
-    cells = {str(name): cell.strip() if isinstance(cell, str) else "" for name, cell in row.items()}
-    if not cells["id"]:
-        raise InputError(f"{path}: line {line} has no id")
-    return Run(cells, cells["id"])
+    return f"!{column} in words that are not known: {cell[:40]}"

@@ -1,6 +1,6 @@
 """How well figures carry over: every family left out in turn, predicted from the others, then after some of its own runs.
 
-Only rows of split `fit` are looked at: this is how the way of pooling was chosen.
+Only rows of split `fit` are looked at: this is how the way of pooling and the widths of posteriors were chosen.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ from pathlib import Path
 
 import numpy as np
 
-from .calibration import FEW_ROWS, Calibration, Pairs, centres, fit, pair_of, pairs_of, pools_of, priors_of
-from .pooling import Pool, Prior
+from ..search_spaces.layout import Floats, Ints
+from .calibration import Calibration, Pairs, fit, pair_of, pairs_of, pools_of, priors_of
+from .few_runs import few_runs
+from .intervals import Z_COVERAGE
+from .parameters import FEW_ROWS
+from .pooling import Pool
+from .profile import load_profile
+from .run_files import read_runs
 from .run_models import read_shapes
-from .runs import read_runs
 from .trials import Priced
 from .validation import Outcome
 
 COUNTS = (0, 1, 3, 10)
+DRAWS = 10
 LEAST_HELD_OUT = 3
 """Rows of a family on a stack and accelerator that are held out beyond those that may be learnt from."""
+MOST_OWN = 60
+"""Rows of a family, drawn by seed, that stand for all of them: more take longer and say the same."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class Learnt:
     """A family's rows on one accelerator: median error over draws after so many of its own runs, and of the documented figures.
 
     `moe`: whether most of its models have experts. `errors` are by COUNTS, as far as there are rows; 0 is the raw transfer.
+    `inside` is the share of held-out rows within the interval of the posterior, mean over draws.
     """
 
     family: str
@@ -37,9 +46,10 @@ class Learnt:
     held_out: int
     documented: float
     errors: tuple[float, ...]
+    inside: tuple[float, ...]
 
 
-def leave_one_family_out(path: Path, draws: int = 1) -> list[Learnt]:
+def leave_one_family_out(path: Path, draws: int = DRAWS) -> list[Learnt]:
     """The learning curve of every family with enough rows, on each stack and accelerator that it ran on."""
     runs = [run for run in read_runs(path) if run.split == "fit"]
     pairs = pairs_of(runs, read_shapes(path.parent / "models.json"))
@@ -51,8 +61,47 @@ def leave_one_family_out(path: Path, draws: int = 1) -> list[Learnt]:
         for key, rows in pairs.items():
             own = [o for o in rows if o.run.family == family]
             if len(own) >= LEAST_HELD_OUT + COUNTS[1]:
-                found.append(_curve(family, own, others[key], pools, draws))
+                found.append(learning_curve(_some(own), others[key], pools, draws))
     return found
+
+
+def learning_curve(own: Sequence[Outcome], rest: Sequence[Outcome], pools: dict[str, Pool], draws: int = DRAWS) -> Learnt:
+    """One family's rows of one pair beside the others': learnt from the first of a draw, measured on those no count learns from."""
+    rows, pair = [*own, *rest], pair_of(own)
+    runs = Priced(rows, None, shipped=False)
+    counts = [count for count in COUNTS if count + LEAST_HELD_OUT <= len(own)]
+    orders = [np.random.default_rng(draw).permutation(len(own)) for draw in range(draws)]
+    held_out = [order[counts[-1] :] for order in orders for _ in counts]
+    weights = np.array([_seen(order[:count], len(own), len(rest)) for order in orders for count in counts])
+    found = few_runs(rows, runs, priors_of(pools, pair)).learn(weights)
+    moe = sum(o.job is not None and o.job.problem.model.is_moe for o in own) * 2 > len(own)
+    typical = load_profile(pair.accelerator).intervals.typical["moe" if moe else "dense"]
+    width = np.hypot(typical, Z_COVERAGE * found.spread)
+    errors = [np.median(np.abs(np.expm1(found.residuals[s, held]))) for s, held in enumerate(held_out)]
+    inside = [np.mean(np.abs(found.residuals[s, held]) <= width[s, held]) for s, held in enumerate(held_out)]
+    documented = np.abs(runs.predict({}) / runs.measured - 1.0)
+    return Learnt(
+        own[0].run.family,
+        pair.stack,
+        pair.accelerator,
+        moe,
+        len(own) - counts[-1],
+        float(np.median([np.median(documented[order[counts[-1] :]]) for order in orders])),
+        tuple(np.median(np.reshape(errors, (draws, -1)), axis=0).tolist()),
+        tuple(np.mean(np.reshape(inside, (draws, -1)), axis=0).tolist()),
+    )
+
+
+def _seen(learnt: Ints, own: int, rest: int) -> Floats:
+    """Weights of one selection: all rows of other families, and of one's own those learnt from, (own + rest,)."""
+    found = np.concatenate((np.zeros(own), np.ones(rest)))
+    found[learnt] = 1.0
+    return found
+
+
+def _some(own: Sequence[Outcome]) -> list[Outcome]:
+    places = np.random.default_rng(0).permutation(len(own))[:MOST_OWN]
+    return [own[place] for place in sorted(places)]
 
 
 def _many(pairs: Pairs) -> Pairs:
@@ -63,31 +112,3 @@ def _pools(known: dict[tuple[str, str], Calibration], pairs: Pairs, others: Pair
     """What pairs say without the family; those that it has no row of keep their fit."""
     fits = [known[key] if len(rows) == len(pairs[key]) else fit(rows) for key, rows in _many(others).items()]
     return pools_of(fits)
-
-
-def _curve(family: str, own: Sequence[Outcome], rest: Sequence[Outcome], pools: dict[str, Pool], draws: int) -> Learnt:
-    """One family's rows of one pair: learnt from the first of a draw, measured on those that no count learns from."""
-    pair, runs = pair_of(own), Priced(own, None, shipped=False)
-    priors = priors_of(pools, pair)
-    counts = [count for count in COUNTS if count + LEAST_HELD_OUT <= len(own)]
-    tried = np.zeros((draws, len(counts)))
-    documented = np.abs(runs.predict({}) / runs.measured - 1.0)
-    sizes = np.zeros(draws)
-    for draw in range(draws):
-        order = np.random.default_rng(draw).permutation(len(own))
-        held_out = order[counts[-1] :]
-        sizes[draw] = np.median(documented[held_out])
-        for place, count in enumerate(counts):
-            values = _figures([*rest, *(own[i] for i in order[:count])], priors, runs)
-            predicted = runs.predict(values)[held_out]
-            tried[draw, place] = np.median(np.abs(predicted / runs.measured[held_out] - 1.0))
-    moe = sum(o.job is not None and o.job.problem.model.is_moe for o in own) * 2 > len(own)
-    errors = tuple(float(x) for x in np.median(tried, axis=0))
-    return Learnt(family, pair.stack, pair.accelerator, moe, len(own) - counts[-1], float(np.median(sizes)), errors)
-
-
-def _figures(rows: Sequence[Outcome], priors: dict[str, Prior], runs: Priced) -> dict[str, float]:
-    """What a pair's figures are after some rows: its fit, or where there are none the centres of its priors."""
-    if not rows:
-        return centres(priors, runs)
-    return {one.name: one.value for one in fit(rows, priors=priors).fits}

@@ -15,7 +15,9 @@ import numpy.typing as npt
 from ..search_spaces.cluster import Figure
 from ..search_spaces.layout import Floats, Ints, LayoutTable, Problem
 from ..search_spaces.stack import CALIBRATED, FLOORS
+from .pieces import Pieces
 from .profile import Profile
+from .rows import Combinations, Rows
 from .step import CostModel, same_shape
 from .validation import Outcome, problem_key, profile_of
 
@@ -34,14 +36,25 @@ class TrialModel(CostModel):
         for members in same_shape(table):
             part = rows.take(members)
             cuts = np.array([table.splits[int(index)].cuts for index in part.table.split])
-            total = self.stage_times(part, cuts, part.prefix.chunks(cuts)).total_s
+            total = self.around_pipeline(part, self.flow(part, cuts)).total_s
             found[members] = total.max(axis=1) + overhead[members]
         return found
+
+    def rows(self, table: LayoutTable) -> Rows:
+        """The rows with everything worked out: what is taken from them later has no columns of its own to read."""
+        return super().rows(table).known()
 
     def _factor_rows(self, table: LayoutTable) -> tuple[npt.NDArray[np.intp], Ints]:
         """Rows that differ in their figures alone differ: none are put together."""
         every = np.arange(len(table))
         return every, every
+
+    def _combinations(self, table: LayoutTable) -> Combinations:
+        return Combinations(self.problem, self.network, self.profile, table, self.pieces(table), alone=True)
+
+    def pieces(self, table: LayoutTable) -> Pieces:
+        """Costs of every piece for each row."""
+        return self.layers.pieces(table)
 
 
 class Priced:

@@ -9,27 +9,31 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Floats, LayoutTable
 from ..search_spaces.quantities import free_bytes
-from .details import MEMORY_TERMS, model_flops
+from .details import model_flops
 from .memory import GIB, runs_out, verdict
 from .profile import Interval, Profile, load_profile
-from .run_exclusions import exclusions
+from .rows import Rows
+from .run_exclusions import BEYOND_PEAK, REASONS, REPEATED, exclusions
+from .run_files import read_runs
 from .run_layouts import Job, job_of
+from .run_measures import as_measured_gib, implied_mfu, odd_figures, peak_gib, printed_step_s, refuse_unmeasured, step_time_s
 from .run_models import Shape, read_shapes
-from .run_statistics import POOLS, Statistics, slices, statistics
-from .runs import MEASURED, Run, Unpriceable, meaning, read_runs
-from .step import CostModel, Rows, same_shape
+from .run_statistics import POOLS, Ended, Statistics, ended, slices, statistics
+from .runs import Run, Unpriceable
+from .step import CostModel, same_shape
 
-COMMUNICATORS = MEMORY_TERMS.index("communicators")
-HARDWARE_FACTOR = 4.0 / 3.0  # FLOPs of hardware over model where every layer is recomputed: four passes for three
+UNREADABLE = (InputError, ValueError, ArithmeticError)
+"""What a row's figures can lead to that is no fault of the other rows; Unpriceable is among them."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,26 @@ class Outcome:
     constant_mfu_s: float | None = None
     documented_s: float | None = None
     interval: Interval | None = None  # of the step time, as a plan would state it
+    notes: tuple[str, ...] = ()  # what was assumed of the row, or is odd about it: "what: which"
+
+    @property
+    def why_not_counted(self) -> str | None:
+        """Why no statistic rests on the row; None where one does."""
+        if self.skipped or self.excluded:
+            return self.skipped or "; ".join(f"{rule}: {REASONS[rule]}" for rule in self.excluded)
+        if self.measured_step_time_s or self.run.status in ("ok", "oom"):
+            return None
+        return f"nothing to compare with: status {self.run.status}"
+
+    @property
+    def interval_s(self) -> list[float] | None:
+        """Low and high of the step time in seconds."""
+        if self.interval is None or self.predicted_step_time_s is None:
+            return None
+        return [self.predicted_step_time_s * self.interval.low, self.predicted_step_time_s * self.interval.high]
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `validate --json`."""
+        """The keys of `validate --json`; stack and accelerator are the catalog's, None where the row was not priced."""
         return {
             "id": self.run.id,
             "split": self.run.split,
@@ -70,6 +91,12 @@ class Outcome:
             "memory_verdict": self.memory_verdict,
             "status": self.run.status,
             "skipped": self.skipped,
+            "counted": self.why_not_counted is None,
+            "why_not_counted": self.why_not_counted,
+            "stack": self.job.problem.stack.name if self.job else None,
+            "accelerator": self.job.problem.cluster.accelerator.name if self.job else None,
+            "interval": self.interval_s,
+            "notes": list(self.notes),
         }
 
 
@@ -99,6 +126,11 @@ class Validation:
         """Rules under which priced rows of a family are not counted, and how many."""
         return dict(Counter(rule for o in self.outcomes if o.run.family == family for rule in o.excluded).most_common())
 
+    def ended(self) -> list[tuple[str, Ended]]:
+        """Of every family whose rows say whether they ran, how well that was told, whatever else they are: (family, verdicts)."""
+        found = [(family, ended([o for o in self.outcomes if o.run.family == family])) for family in self.families]
+        return [(family, verdicts) for family, verdicts in found if verdicts.rows]
+
     def pools(self) -> list[tuple[str, str, Statistics]]:
         """Statistics of families that share hardware and kind of model: (pool, split, statistics)."""
         found = []
@@ -108,21 +140,23 @@ class Validation:
                 found.append((pool.name, split, statistics([o for o in members if o.run.split == split])))
         return found
 
-    def coverage(self) -> list[tuple[str, str, int, int]]:
-        """How many counted rows lie inside their stated interval, of how many: (pool, split, inside, rows)."""
+    def coverage(self) -> list[tuple[str, str, int, int, float]]:
+        """Counted rows inside their stated interval, of how many, and its median reach: (pool, split, inside, rows, high − 1)."""
         found = []
         for name, members in [
             ("all rows", list(self.outcomes)),
             *((p.name, [o for o in self.outcomes if p.holds(o)]) for p in POOLS),
         ]:
             for split in ("fit", "test"):
-                inside = [
-                    o.interval.low <= o.measured_step_time_s / o.predicted_step_time_s <= o.interval.high
+                stated = [
+                    (o.interval, o.measured_step_time_s / o.predicted_step_time_s)
                     for o in members
                     if o.run.split == split and not o.excluded and o.interval and o.predicted_step_time_s and o.measured_step_time_s
                 ]
-                if inside:
-                    found.append((name, split, sum(inside), len(inside)))
+                if stated:
+                    inside = sum(interval.low <= ratio <= interval.high for interval, ratio in stated)
+                    width = float(np.median([interval.high - 1.0 for interval, _ in stated]))
+                    found.append((name, split, inside, len(stated), width))
         return found
 
     def worst(self, of_each: int) -> list[Outcome]:
@@ -142,12 +176,18 @@ class Validation:
     def to_json(self) -> str:
         """The document of `validate --json`."""
         families: dict[str, Any] = {}
+        verdicts = dict(self.ended())
         for family in self.families:
             accelerators: dict[str, Any] = {}
             for cell in self.cells:
                 if cell.family == family:
                     accelerators.setdefault(cell.accelerator, {}).setdefault(cell.slice, {})[cell.split] = cell.statistics.to_json()
-            families[family] = {"accelerators": accelerators, "skipped": self.skipped(family), "excluded": self.excluded(family)}
+            families[family] = {
+                "accelerators": accelerators,
+                "out_of_memory": asdict(verdicts[family]) if family in verdicts else None,
+                "skipped": self.skipped(family),
+                "excluded": self.excluded(family),
+            }
         return json.dumps({"rows": [o.to_json() for o in self.outcomes], "families": families}, allow_nan=False, ensure_ascii=False)
 
 
@@ -185,11 +225,13 @@ def measured_of(runs: Sequence[Run], shapes: Mapping[str, Shape]) -> list[Outcom
     for places in batches.values():
         job = found[places[0]].job
         assert job is not None
-        layers = CostModel(job.problem, profile_of(job.curves, job.gemm_curve, None)).layers
-        flops = tuple(each * job.problem.workload.global_batch for each in model_flops(layers))
-        for place in places:
-            seconds = _measured_step_s(found[place].job or job, (flops[0], flops[1]))
-            found[place] = replace(found[place], measured_step_time_s=seconds)
+        try:
+            flops = _flops(CostModel(job.problem, profile_of(job.curves, job.gemm_curve, None)))
+            timed = [_with_measured(found[place], flops) for place in places]
+        except UNREADABLE as error:
+            timed = [_refused(found[place], _reason(error)) for place in places]
+        for place, outcome in zip(places, timed, strict=True):
+            found[place] = outcome
     return found
 
 
@@ -197,16 +239,45 @@ def _jobs(runs: Sequence[Run], shapes: Mapping[str, Shape]) -> tuple[list[Outcom
     """Runs as jobs, unpriced, and the places of those that share a problem."""
     found: list[Outcome] = []
     batches: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    first: dict[str, Run] = {}
     for place, run in enumerate(runs):
+        twin = first.setdefault(run.id, run)
+        again = () if twin is run else ("id is given to more than one row",)
+        notes = (*run.notes, *odd_figures(run), *again)
         try:
-            for column in MEASURED:
-                run.measure(column)
+            refuse_unmeasured(run)
             job = job_of(run, shapes)
-            found.append(Outcome(run, job=job, excluded=exclusions(job), measured_peak_gib=run.measure("measured_peak_mem_gib")))
+            rules = (*exclusions(job), *([REPEATED] if again and run.cells == twin.cells else []))
+            peak, of_peak = peak_gib(job)
+            said = (*notes, *job.notes, *of_peak)
+            found.append(Outcome(run, job=job, excluded=rules, measured_peak_gib=peak, notes=said))
             batches[problem_key(job)].append(place)
-        except Unpriceable as reason:
-            found.append(Outcome(run, skipped=str(reason), measured_step_time_s=_printed_step_s(run)))
+        except UNREADABLE as error:
+            found.append(Outcome(run, skipped=_reason(error), measured_step_time_s=printed_step_s(run), notes=notes))
     return found, batches
+
+
+def _flops(model: CostModel) -> tuple[float, float]:
+    """Model FLOPs of a step, with causal attention halved and whole."""
+    halved, whole = model_flops(model.layers)
+    batch = model.problem.workload.global_batch
+    return halved * batch, whole * batch
+
+
+def _with_measured(outcome: Outcome, flops: tuple[float, float]) -> Outcome:
+    """The outcome with what its run took, and whether a device can be as fast."""
+    job = outcome.job
+    assert job is not None
+    seconds, notes = step_time_s(job, flops)
+    mfu, odd = implied_mfu(job, seconds or 1.0, flops[0])
+    beyond = seconds is not None and mfu > 1.0
+    return replace(
+        outcome,
+        measured_step_time_s=seconds,
+        mfu_time_s=mfu * (seconds or 1.0),
+        excluded=(*outcome.excluded, *([BEYOND_PEAK] if beyond else [])),
+        notes=(*outcome.notes, *notes, *(odd if seconds else ())),
+    )
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Validation:
@@ -245,32 +316,55 @@ def profile_of(accelerator: str, gemm_curve: str, path: str | None, fits: bool =
 
 
 def _priced(outcomes: Sequence[Outcome], path: str | None) -> list[Outcome]:
-    """Outcomes that share a problem, priced in one table."""
+    """Outcomes that share a problem, priced in one table; where that fails each alone, so that no row takes others with it."""
+    first = outcomes[0].job
+    assert first is not None
+    curves = profile_of(first.curves, first.gemm_curve, path)
+    try:
+        priced = _with_prices(outcomes, CostModel(first.problem, curves), curves)
+    except (*UNREADABLE, MemoryError) as error:
+        if len(outcomes) > 1:
+            return [one for outcome in outcomes for one in _priced([outcome], path)]
+        return [_refused(outcomes[0], _reason(error))]
+    return [each if _finite(each) else _refused(each, "sizes beyond what can be priced") for each in priced]
+
+
+def _reason(error: Exception) -> str:
+    """Why a row is not priced: the reason as it was found, or what its figures led to."""
+    return str(error) if isinstance(error, (Unpriceable, InputError)) else f"cannot be priced: {error or type(error).__name__}"
+
+
+def _refused(outcome: Outcome, reason: str) -> Outcome:
+    return Outcome(outcome.run, skipped=reason, measured_step_time_s=printed_step_s(outcome.run), notes=outcome.notes)
+
+
+def _finite(outcome: Outcome) -> bool:
+    figures = (outcome.predicted_step_time_s, outcome.documented_s, outcome.predicted_peak_gib, outcome.fullest_gib)
+    return all(figure is not None and math.isfinite(figure) and figure > 0 for figure in figures)
+
+
+def _with_prices(outcomes: Sequence[Outcome], model: CostModel, curves: Profile) -> list[Outcome]:
+    """The outcomes, whose problem the model has, with what was measured and what is predicted."""
     jobs = [outcome.job for outcome in outcomes if outcome.job is not None]
-    problem = jobs[0].problem
-    curves, table = profile_of(jobs[0].curves, jobs[0].gemm_curve, path), LayoutTable.from_layouts([job.layout for job in jobs])
-    model = CostModel(problem, curves)
+    problem, table = jobs[0].problem, LayoutTable.from_layouts([job.layout for job in jobs])
     rows = model.rows(table)
     step_s = model.price_rows(rows).step_time_s
     documented_s = CostModel(problem, curves.model_copy(update={"stacks": {}, "pooled": {}})).price(table).step_time_s
-    flops = tuple(each * problem.workload.global_batch for each in model_flops(model.layers))
-    free = free_bytes(problem.cluster) / GIB
+    flops, free = _flops(model), free_bytes(problem.cluster) / GIB
     interval = curves.interval(problem.stack.name, problem.cluster.accelerator.name, problem.model.is_moe)
     found = []
     for place, (outcome, job, stages) in enumerate(zip(outcomes, jobs, _stage_peaks_gib(model, rows), strict=True)):
         fullest = float(stages.sum(axis=0).max())
         found.append(
             replace(
-                outcome,
+                _with_measured(outcome, flops),
                 predicted_step_time_s=float(step_s[place]),
                 documented_s=float(documented_s[place]),
                 interval=interval,
-                measured_step_time_s=_measured_step_s(job, (flops[0], flops[1])),
-                predicted_peak_gib=_as_measured_gib(job, stages),
+                predicted_peak_gib=as_measured_gib(job, stages),
                 fullest_gib=fullest,
                 predicted_oom=runs_out(problem, fullest * GIB),
                 memory_verdict=verdict(fullest, free),
-                mfu_time_s=flops[0] / (problem.devices * problem.cluster.accelerator.peak_flops[problem.workload.precision].value),
             )
         )
     return found
@@ -282,61 +376,10 @@ def _stage_peaks_gib(model: CostModel, rows: Rows) -> list[Floats]:
     for members in same_shape(rows.table):
         part = rows.take(members)
         cuts = np.array([part.table.splits[int(index)].cuts for index in part.table.split])
-        peaks = model.stage_peaks(part, part.prefix.chunks(cuts)) / GIB
+        peaks = model.stage_peaks(part, part.chunks(cuts).folded(int(part.table.pp[0]))) / GIB
         for place, row in enumerate(members):
             found[row] = peaks[:, place]
     return found
-
-
-def _as_measured_gib(job: Job, stages: Floats) -> float:
-    """The figure that the source measured, from bytes by term and stage (terms, pp).
-
-    NCCL and HCCL take their buffers from the device themselves: the framework's allocator does not count them.
-    """
-    how, where = job.memory.split()
-    buffers = stages[COMMUNICATORS]
-    peaks = stages.sum(axis=0) - buffers
-    if how != "allocated":
-        peaks = peaks * job.problem.stack.reserved_over_allocated.value
-    if how == "device":
-        peaks = peaks + buffers + job.problem.cluster.context_bytes.value / GIB
-    return float(peaks[0] if where == "first" else peaks.max())
-
-
-def _printed_step_s(run: Run) -> float | None:
-    """Step time as printed, for rows that cannot be priced."""
-    try:
-        return run.measure("measured_step_time_s")
-    except Unpriceable:
-        return None
-
-
-def _measured_step_s(job: Job, flops: tuple[float, float]) -> float | None:
-    """Step time as printed, or from tokens/s, or from TFLOP/s or MFU by the family's own FLOP formula; None where none is usable.
-
-    `flops`: model FLOPs of one step with causal attention halved, and counted whole.
-    """
-    run, problem = job.run, job.problem
-    if run.status != "ok":
-        return None
-    try:
-        if seconds := run.number("measured_step_time_s"):
-            return seconds
-        tokens = problem.workload.global_batch * problem.workload.seq_len
-        if speed := run.number("measured_tokens_per_s_per_device"):
-            return tokens / (speed * problem.devices)
-        rate = (run.number("measured_tflops_per_device") or 0.0) * 1e12
-        if not rate:
-            peak = problem.cluster.accelerator.peak_flops[problem.workload.precision].value
-            rate = (run.number("measured_mfu") or 0.0) * peak
-        if not rate:
-            return None
-        words = meaning("flops", run.text("flops_convention") or run.family).split()
-    except Unpriceable:
-        return None
-    counted = flops[1] if words[0] == "whole" else flops[0]
-    recomputed = HARDWARE_FACTOR if "hardware" in words and job.layout.recompute.startswith("full") else 1.0
-    return counted * recomputed / (rate * problem.devices)
 
 
 def _with_constant_mfu(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import yaml
 from rich.console import Console
 from rich.padding import Padding
@@ -12,14 +10,19 @@ from rich.text import Text
 
 from ...cost_models.calibration import Calibration, Calibrations
 from ...cost_models.pooling import Pool
+from ...cost_models.profile import Intervals
+from ...cost_models.run_files import MOST_IDS, some_ids
 
 INDENT = (0, 0, 0, 2)
 LEARNT_LITTLE = 0.5
 """Share of a prior's variance below which the runs have said little of a figure."""
 
 
-def render(calibrations: Iterable[Calibration], console: Console) -> None:
-    """Of every stack and accelerator: errors before and after, the figures with their intervals, and what is not identified."""
+def render(calibrations: Calibrations, console: Console) -> None:
+    """Of every stack and accelerator: errors before and after, figures and step times with their intervals, and what is doubted.
+
+    Then the rows to fit that were not used, and why.
+    """
     for found in calibrations:
         console.print(f"\n{found.stack} on {found.accelerator}: {rows(found)}", style="bold", markup=False, highlight=False)
         console.print(Padding(Text(errors_sentence(found)), INDENT))
@@ -29,8 +32,16 @@ def render(calibrations: Iterable[Calibration], console: Console) -> None:
         for line in figure_lines(found):
             table.add_row(*line)
         console.print(Padding(table, INDENT))
-        for sentence in doubts(found):
+        for sentence in (*expectations(found, calibrations.intervals), *doubts(found)):
             console.print(Padding(Text(sentence), INDENT))
+        for sentence in warnings(found):
+            console.print(Padding(Text(sentence, style="red"), INDENT))
+    if calibrations.unused:
+        console.print(
+            f"\n{sum(map(len, calibrations.unused.values()))} of the rows to fit were not used", style="bold", highlight=False
+        )
+    for reason, ids in calibrations.unused.items():
+        console.print(Padding(Text(f"{len(ids)} × {reason} ({some_ids(ids)})"), INDENT))
 
 
 def rows(found: Calibration) -> str:
@@ -57,11 +68,34 @@ def figure_lines(found: Calibration) -> list[tuple[str, ...]]:
     return lines
 
 
+def expectations(found: Calibration, intervals: Intervals) -> list[str]:
+    """In sentences: how far step times to come may lie from their predictions, by kind of model."""
+    own = intervals.pairs.get(found.stack, {}).get(found.accelerator, {})
+    return [
+        f"step times of {kind} models may be {1 - each.low:.0%} lower to {each.high - 1:.0%} higher ({each.source})"
+        for kind, each in (("dense", own.get("dense")), ("MoE", own.get("moe")))
+        if each is not None
+    ]
+
+
 def doubts(found: Calibration) -> list[str]:
     """In sentences: that a fit was not worth it, or which figures the runs cannot tell apart."""
     if any(fit.kept for fit in found.fits):
         return ["a fit predicts runs that are left out no better: the stack's own figures are kept"]
     return [f"{a} and {b} cannot be told apart by these runs (correlation {r:+.2f})" for a, b, r in found.confounded]
+
+
+def warnings(found: Calibration) -> list[str]:
+    """In a sentence: which runs the fitted figures do not explain."""
+    if not found.unexplained:
+        return []
+    named = ", ".join(f"{name} ({ratio:.3g}×)" for name, ratio in found.unexplained[:MOST_IDS])
+    more = len(found.unexplained) - MOST_IDS
+    rest = f" and {more} more" if more > 0 else ""
+    return [
+        f"warning: the fitted figures, kept within physical bounds, do not explain {named}{rest}, measured over predicted; check "
+        "step time, batch and layout, or leave the rows out: figures and intervals are not to be relied on"
+    ]
 
 
 def profile_yaml(calibrations: Calibrations) -> str:
@@ -75,7 +109,9 @@ def profile_yaml(calibrations: Calibrations) -> str:
         document["intervals"] = intervals
     if calibrations.pools:
         document["pooled"] = {name: _pooled(pool) for name, pool in calibrations.pools.items()}
-    head = "".join(f"# {c.stack} on {c.accelerator}: {rows(c)}; {errors_sentence(c)}\n" for c in calibrations)
+    said = [(c, "; ".join((errors_sentence(c), *expectations(c, calibrations.intervals)))) for c in calibrations]
+    head = "".join(f"# {c.stack} on {c.accelerator}: {rows(c)}; {words}\n" for c, words in said)
+    head += "".join(f"# {c.stack} on {c.accelerator}: {sentence}\n" for c in calibrations for sentence in warnings(c))
     return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 

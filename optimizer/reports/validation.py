@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...cost_models.run_exclusions import EXCLUSIONS
-from ...cost_models.run_statistics import Ranking, Statistics
+from ...cost_models.run_exclusions import REASONS
+from ...cost_models.run_files import some_ids
+from ...cost_models.run_statistics import Ended, Ranking, Statistics
 from ...cost_models.runs import VOCABULARY
 from ...cost_models.transfer import COUNTS, Learnt
 from ...cost_models.validation import Outcome, Validation
 
 TIME = ("rows", "median", "90th", "bias", "unfitted", "constant", "Spearman", "regret", "random")
 """Columns of step time: errors, median errors without a fit and of a constant MFU, rank correlation, regret, a random pick's."""
-MEMORY = ("peaks", "median", "90th", "bias", "ran out", "precision", "recall", "unsure")
+MEMORY = ("peaks", "median", "90th", "bias", "ran out", "precision", "recall", "false alarms", "unsure")
 """Columns of memory: errors of the peak, rows that ran out of memory among those that say, the verdict on them."""
+ENDED = ("rows", "ran out", "predicted", "precision", "recall", "false alarms", "unsure")
+"""Columns of how runs ended, all rows that say so."""
 TIME_SHORT = ("rows", "med", "90th", "bias", "unfit", "const", "Spearman", "regret")
-MEMORY_SHORT = ("peaks", "med", "90th", "bias", "ran out", "prec", "rec", "unsure")
+MEMORY_SHORT = ("peaks", "med", "90th", "bias")
+ENDED_SHORT = ("rows", "ran out", "predicted", "prec", "rec", "alarms", "unsure")
 """The same columns for a terminal of 80 columns; shares are in percent."""
 WORST = 2
 """Rows of each family that are named as its worst."""
 Lines = list[tuple[str, ...]]
+LEGEND = (
+    "fit: rows that figures may be fitted to; test: rows that they never saw.",
+    "med, 90th: median and 90th percentile of |predicted/measured − 1|; bias: median log of predicted/measured, + is too high.",
+    "unfit: med with documented figures only; const: with one MFU for the whole family.",
+    "Spearman: rank correlation within groups of one problem (how many); regret: time of our pick over the best, less one.",
+    "prec: share of runs predicted to run out of memory that did; rec: share of those that ran out that were predicted to; "
+    "alarms: share of those that ran that were predicted not to; unsure: peaks within 15 % of the limit.",
+    "–: no row tells.",
+)
+"""What the terminal's columns mean, a sentence each."""
 
 
 def render(validation: Validation, console: Console) -> None:
-    """Accuracy per family and accelerator, worst rows, and what was left out."""
+    """How many rows were priced, accuracy per family and accelerator, worst rows, what was left out or assumed, and a legend."""
+    console.print(Text(headline(validation)))
+    console.print()
     families = [
         (c.family, f"{c.accelerator.removesuffix('-SXM')} {c.split}", c.statistics)
         for c in validation.cells
@@ -38,11 +54,23 @@ def render(validation: Validation, console: Console) -> None:
     for title, named in (("counted rows", families), ("pooled", pools)):
         lines = [(head, name, *_bare(time_cells(found)[:-1])) for head, name, found in named if found.time]
         _grouped(console, f"Step time, {title} (%)", TIME_SHORT, lines)
-    memory = [(head, name, *_bare(memory_cells(s))) for head, name, s in families if has_memory(s)]
+    memory = [(head, name, *_bare(memory_cells(s)[:4])) for head, name, s in families if s.memory.peak]
     _grouped(console, "Memory, counted rows (%)", MEMORY_SHORT, memory)
+    ends = [(family, *_bare(ended_cells(verdicts))) for family, verdicts in validation.ended()]
+    _print(console, "Running out of memory, all rows that say (%)", ("family", *ENDED_SHORT), ends, numbers=len(ENDED_SHORT))
     _print(console, "Worst rows", ("id", "ratio", "predicted", "measured"), worst(validation), numbers=3)
-    _print(console, "Not priced", ("rows", "family", "reason"), skipped(validation))
+    _print(console, "Not priced", ("rows", "family", "reason"), skipped(validation, named=True))
     _print(console, "Priced but not counted", ("rows", "family", "rule"), excluded(validation))
+    _print(console, "Assumed or odd", ("rows", "family", "what"), noted(validation))
+    for sentence in LEGEND:
+        console.print(Text(sentence, style="dim"))
+
+
+def headline(validation: Validation) -> str:
+    """How many rows there are and what became of them."""
+    rows = validation.outcomes
+    skipped, counted = sum(o.skipped is not None for o in rows), sum(o.why_not_counted is None for o in rows)
+    return f"{len(rows)} rows: {len(rows) - skipped} priced, {counted} of them counted; {skipped} not priced"
 
 
 def time_table(validation: Validation, slices: Sequence[str] = ()) -> Lines:
@@ -69,17 +97,21 @@ def pool_table(validation: Validation) -> Lines:
 
 
 def coverage(validation: Validation) -> Lines:
-    """Of which rows how many lie inside the interval that a plan would state."""
-    return [(name, split, str(rows), _share(inside / rows)) for name, split, inside, rows in validation.coverage()]
+    """Of which rows how many lie inside the interval that a plan would state, and how far it reaches up."""
+    found = validation.coverage()
+    return [(name, split, str(rows), _share(inside / rows), _signed(reach)) for name, split, inside, rows, reach in found]
 
 
 def learning_curves(found: Sequence[Learnt]) -> Lines:
-    """Families left out: what was held out, and median errors by how many of their rows were learnt from."""
+    """Families left out: what was held out, and median errors by how many of their rows were learnt from; by the same counts the
+    shares of rows inside their intervals.
+    """
     lines: Lines = []
     for one in found:
-        errors = [_share(one.errors[place] if place < len(one.errors) else None) for place in range(len(COUNTS))]
+        missing = (None,) * (len(COUNTS) - len(one.errors))
+        errors, inside = ([_share(value) for value in (*each, *missing)] for each in (one.errors, one.inside))
         kind = "MoE" if one.moe else "dense"
-        lines.append((one.family, one.stack, one.accelerator, kind, str(one.held_out), _share(one.documented), *errors))
+        lines.append((one.family, one.stack, one.accelerator, kind, str(one.held_out), _share(one.documented), *errors, *inside))
     return lines
 
 
@@ -88,17 +120,40 @@ def worst(validation: Validation, of_each: int = WORST) -> Lines:
     return [_worst_line(outcome) for outcome in validation.worst(of_each)]
 
 
-def skipped(validation: Validation) -> Lines:
-    """How many rows of which family could not be priced, and why; reasons that name a model are put together."""
-    reasons = Counter((o.run.family, _short(o.skipped)) for o in validation.outcomes if o.skipped)
-    return [(str(count), family, reason) for (family, reason), count in reasons.most_common()]
+def skipped(validation: Validation, named: bool = False) -> Lines:
+    """How many rows of which family could not be priced, and why, with the first ids if `named`; alike reasons are one."""
+    reasons: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in validation.outcomes:
+        if outcome.skipped:
+            reasons[outcome.run.family, _short(outcome.skipped)].append(outcome)
+    most = sorted(reasons.items(), key=lambda each: -len(each[1]))
+    return [
+        (str(len(rows)), family, f"{reason} ({some_ids([o.run.id for o in rows])})" if named else reason)
+        for (family, reason), rows in most
+    ]
 
 
 def excluded(validation: Validation) -> Lines:
-    """How many rows of which family fall under which structural rule."""
-    reasons = {rule.id: rule.reason for rule in EXCLUSIONS}
-    found = Counter((o.run.family, rule) for o in validation.outcomes for rule in o.excluded)
-    return [(str(count), family, f"{rule}: {reasons[rule]}") for (family, rule), count in found.most_common()]
+    """How many rows of which family fall under which structural rule, or have nothing to be compared with."""
+    found = Counter((o.run.family, f"{rule}: {REASONS[rule]}") for o in validation.outcomes for rule in o.excluded)
+    nothing = [o for o in validation.outcomes if o.why_not_counted and not o.skipped and not o.excluded]
+    found.update((o.run.family, o.why_not_counted or "") for o in nothing)
+    return [(str(count), family, rule) for (family, rule), count in found.most_common()]
+
+
+def noted(validation: Validation) -> Lines:
+    """How many rows of which family something was assumed of, or is odd about, with the first of each kind."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for outcome in validation.outcomes:
+        for note in outcome.notes:
+            kinds.setdefault((outcome.run.family, note.partition(": ")[0]), []).append(note)
+    most = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+    return [(str(len(notes)), family, notes[0] + (", …" if len(set(notes)) > 1 else "")) for (family, _), notes in most]
+
+
+def ended_table(validation: Validation) -> Lines:
+    """Family, and how its runs ended against what was predicted."""
+    return [(family, *ended_cells(verdicts)) for family, verdicts in validation.ended()]
 
 
 def vocabulary() -> Lines:
@@ -141,16 +196,24 @@ def memory_cells(found: Statistics) -> tuple[str, ...]:
         _share(peak.median if peak else None),
         _share(peak.p90 if peak else None),
         _signed(peak.bias if peak else None),
-        f"{memory.oom}/{memory.rows}" if memory.oom else "–",
-        _two(memory.precision),
-        _two(memory.recall),
+        f"{memory.oom}/{memory.rows}",
+        _share(memory.precision),
+        _share(memory.recall),
+        _share(memory.false_alarms),
         _share(memory.unsure),
     )
 
 
+def ended_cells(found: Ended) -> tuple[str, ...]:
+    """How runs ended in the order of ENDED."""
+    counts = (found.rows, found.oom, found.predicted)
+    shares = (found.precision, found.recall, found.false_alarms, found.unsure)
+    return (*map(str, counts), *map(_share, shares))
+
+
 def has_memory(found: Statistics) -> bool:
-    """Whether a slice has a measured peak, or a row that ran out."""
-    return bool(found.memory.peak or found.memory.oom)
+    """Whether a slice has a measured peak, or a row that ran out or was predicted to."""
+    return bool(found.memory.peak or found.memory.oom or found.memory.predicted)
 
 
 def _print(console: Console, title: str, headers: Sequence[str], lines: Lines, numbers: int = 0) -> None:
@@ -162,7 +225,7 @@ def _print(console: Console, title: str, headers: Sequence[str], lines: Lines, n
         number = place >= len(headers) - numbers
         table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*map(Text, line))
     console.print(table)
     console.print()
 
@@ -213,7 +276,3 @@ def _share(value: float | None) -> str:
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:+.1f} %".replace("-", "−")
-
-
-def _two(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

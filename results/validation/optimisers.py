@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import optuna
 from paraplan.cost_models.calibration import FEW_ROWS, PARAMETERS, TYPICAL_NOISE, Search, pairs_of
+from paraplan.cost_models.run_files import read_runs
 from paraplan.cost_models.run_models import read_shapes
-from paraplan.cost_models.runs import read_runs
 from paraplan.cost_models.trials import Priced
 from paraplan.optimizer.reports.validation import markdown
 

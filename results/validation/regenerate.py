@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from paraplan.cost_models.intervals import COVERAGE
-from paraplan.cost_models.transfer import COUNTS, leave_one_family_out
+from paraplan.cost_models.transfer import COUNTS, DRAWS, leave_one_family_out
 from paraplan.cost_models.validation import Validation, validate
 from paraplan.optimizer.reports import validation as report
 from paraplan.optimizer.reports.validation_plots import write_plots
@@ -59,8 +59,8 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "within groups of one problem and one software version, ties averaged (in brackets the number of groups); regret is",
             "the mean over groups, random that of any pick.",
             "Peaks are predicted as their sources measured them: allocated, reserved, or of the whole device. Running out:",
-            "precision and recall of the boolean on all rows that say whether they ran; unsure is the share of peaks within 15 %",
-            "of the free memory.",
+            "precision and recall of the boolean on rows that say whether they ran, false alarms as a share of those that ran;",
+            "unsure is the share of peaks within 15 % of the free memory.",
             "",
             "## Step time: families that share hardware and kind of model",
             "",
@@ -69,15 +69,17 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "## Intervals",
             "",
             f"A plan states the interval that is to hold the step time {COVERAGE:.0%} of the time; it comes from `fit` rows",
-            "alone, each predicted without its model's rows. How often it holds it:",
+            "alone, each predicted without its model's rows, of which many count for few. How often it holds it, and how far it",
+            "reaches above the prediction, in the median:",
             "",
-            report.markdown(("rows of", "split", "rows", "inside"), report.coverage(found)),
+            report.markdown(("rows of", "split", "rows", "inside", "reaches"), report.coverage(found)),
             "",
             "## Families left out",
             "",
             "All among `fit` rows. A family's rows are predicted by figures that never saw them: those of other families on the",
             "same stack and accelerator, else what well-measured stacks let expect (0); then after 1, 3 and 10 of its own runs, on",
-            "rows that no count learns from. Median errors, medians over draws; documented: with the stack's documented figures.",
+            f"rows that no count learns from. Median errors, medians over {DRAWS} draws; documented: with the stack's documented",
+            "figures; inside: how often the interval of so many runs holds the step time.",
             "",
             report.markdown(LEFT_OUT, curve),
             "",
@@ -88,6 +90,10 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "## Memory per family and accelerator",
             "",
             report.markdown((*SLICE, *report.MEMORY), report.memory_table(found, SHOWN)),
+            "",
+            "## Running out of memory per family, all rows that say whether they ran",
+            "",
+            report.markdown(("family", *report.ENDED), report.ended_table(found)),
             "",
             "Per stack: [statistics.csv](statistics.csv). From a source's words to a Stack and a Layout:",
             "[vocabulary.md](vocabulary.md).",
@@ -116,17 +122,25 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "",
             report.markdown(("rows", "family", "rule"), report.excluded(found)),
             "",
+            "## Assumed or odd",
+            "",
+            "The first of each kind.",
+            "",
+            report.markdown(("rows", "family", "what"), report.noted(found)),
+            "",
         ]
     )
 
 
-LEFT_OUT = ("family", "stack", "accelerator", "models", "held out", "documented", *map(str, COUNTS))
+INSIDE = tuple(f"inside {count}" for count in COUNTS)
+LEFT_OUT = ("family", "stack", "accelerator", "models", "held out", "documented", *map(str, COUNTS), *INSIDE)
 SLICE = ("family", "accelerator", "slice", "split")
 SHOWN = ("counted", "everything", "dense", "MoE", "pp 1, tp ≤ 8", "pp > 1 or tp > 8")
 """Slices on the page; those by stack are in statistics.csv."""
 VOCABULARY_NOTE = (
     "One table, read top down: the first entry of a column whose pattern matches the whole cell, in any case, counts. "
-    "A meaning that starts with ! is a reason why the row cannot be priced. The text for `stack` is software, family, "
+    "A meaning that starts with ! is a reason why the row cannot be priced, one that starts with ~ the nearest that is known "
+    "(the row says so). The text for `accelerator` is without its vendor, for `stack` is software, family, "
     "precision, optimizer_sharding and comm_overlap, joined by ` | `."
 )
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paraplan.cost_models.calibration import PARAMETERS, Calibration, Calibrations, calibrate, earns_its_figures
+from paraplan.cost_models.calibration import PARAMETERS, Calibration, Calibrations, calibrate, earns_its_figures, pairs_of
 from paraplan.cost_models.profile import Intervals, load_profile
+from paraplan.cost_models.run_files import read_runs
 from paraplan.cost_models.run_models import read_shapes
-from paraplan.cost_models.runs import Run, read_runs
+from paraplan.cost_models.runs import Run
 from paraplan.cost_models.step import CostModel
+from paraplan.cost_models.transfer import learning_curve
 from paraplan.cost_models.trials import Priced
 from paraplan.cost_models.validation import outcomes_of, validate
 from paraplan.optimizer.cli import main
@@ -119,6 +121,41 @@ def test_one_to_three_rows_of_a_site_bring_the_rest_near(tmp_path: Path) -> None
     assert errors[0] < 0.05 and errors[1] < 0.05
 
 
+def test_a_sites_interval_shrinks_with_its_runs_to_what_models_are_off_by(tmp_path: Path) -> None:
+    """From what a stack's documented figures leave unknown down to what the runs of one known stack show."""
+    every = timed(rows(24, ""), {"efficiency": 0.8})
+    widths = []
+    for count in (1, 3, 12):
+        found = calibrate(table(tmp_path / "site.csv", every[:: 24 // count][:count]), site=True)
+        interval = found.intervals.pairs["megatron-lm"]["h100-80gb-sxm"]["dense"]
+        assert interval.low < 1.0 < interval.high
+        widths.append(interval.high)
+    assert widths == sorted(widths, reverse=True)
+    assert load_profile("h100-80gb-sxm").interval("nobody", "h100-80gb-sxm", moe=False).high > widths[1]
+
+
+def test_a_learning_curve_falls_and_its_intervals_hold() -> None:
+    """Of a stack at three quarters of the documented efficiency whose runs scatter by 3 %."""
+    scatter = np.exp(np.random.default_rng(0).normal(0.0, 0.03, 14))
+    exact = timed(rows(14), {"efficiency": 0.7}, shipped=False)
+    noisy = [{**row, "measured_step_time_s": str(float(row["measured_step_time_s"]) * scatter[i])} for i, row in enumerate(exact)]
+    (own,) = pairs_of([Run(row, row["id"]) for row in noisy], read_shapes(MEASURED / "models.json")).values()
+    curve = learning_curve(own, [], {}, draws=3)
+    assert (curve.family, curve.moe, curve.held_out) == ("mine", False, 4)
+    assert curve.errors[0] > 0.15 and curve.documented > 0.15
+    assert curve.errors[1] < 0.1 and curve.errors[2] < 0.06 and curve.errors[3] < 0.05
+    assert all(inside > 0.75 for inside in curve.inside[1:])
+
+
+def test_a_run_bound_by_its_host_says_nothing_of_the_kernels(tmp_path: Path) -> None:
+    """One run of 1024 tokens on TP 8 with floors three times the documented: the efficiency stays, the floor moves."""
+    (host,) = (row for row in rows(48, "") if row["id"] == "s1024-tp8-n4-mbs1")
+    slow = timed([host], {"host_floor_dense_s": 0.003})
+    (found,) = calibrate(table(tmp_path / "site.csv", slow), site=True)
+    moved = {fit.name: abs(np.log(fit.value / fit.prior)) for fit in found.fits}
+    assert moved["host_floor_dense_s"] > 3.0 * moved["efficiency"]
+
+
 def test_a_profile_lies_over_the_stack_named_in_it_alone(found: Calibration, tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     path.write_text(profile_yaml(Calibrations((found,), {}, Intervals())), encoding="utf-8")
@@ -163,16 +200,45 @@ def test_a_fit_that_predicts_left_out_runs_no_better_is_not_taken(tmp_path: Path
 
 
 def test_figures_are_earned_by_more_than_one_standard_error() -> None:
-    own, even = np.array([0.2, -0.2, 0.2, -0.2, 0.2, -0.2]), np.ones(6)
+    own, even = np.array([0.2, -0.2] * 6), np.ones(12)
     assert earns_its_figures(own, own / 4, even)
     assert not earns_its_figures(own, own, even)
-    assert not earns_its_figures(own, np.array([0.0, 0.4, 0.0, 0.4, 0.0, 0.3]), even)  # better on the whole, by chance as well
+    assert not earns_its_figures(own, np.array([0.0, 0.4, 0.0, 0.4, 0.0, 0.3] * 2), even)  # better on the whole, by chance as well
     assert earns_its_figures(own[:4], own[:4], even[:4])  # too few to judge
 
 
+@pytest.mark.parametrize("factor", [280.0, 1.0])
+def test_a_run_that_no_figures_explain_is_named(factor: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A single run of a site, 280 times slower than predicted, as milliseconds or several steps are."""
+    (row,) = timed(rows(48, "")[12:13], {})
+    slow = {**row, "measured_step_time_s": f"{float(row['measured_step_time_s']) * factor:.6g}"}
+    runs, profile = table(tmp_path / "runs.csv", [slow]), tmp_path / "site.yaml"
+    assert main(["calibrate", str(runs), "--site", "-o", str(profile)]) == 0
+    printed, head = " ".join(capsys.readouterr().out.split()), profile.read_text(encoding="utf-8").partition("stacks:")[0]
+    for text in (printed, head):
+        assert ("do not explain" in text) == (factor > 1.0)
+        assert (f"{row['id']} (" in text) == (factor > 1.0)
+    assert all(line.startswith("#") for line in head.splitlines())
+
+
+def test_reasons_are_quoted_with_their_rows(synthetic: list[Row], tmp_path: Path) -> None:
+    changes = ({"tp": ""}, {"tp": ""}, {"model": "nobody-7b"}, {"seq_len": "x"}, {"accelerator": ""})
+    odd = [{**row, **changed} for row, changed in zip(synthetic, changes, strict=False)]
+    with pytest.raises(InputError) as raised:
+        calibrate(table(tmp_path / "runs.csv", odd))
+    message = str(raised.value)
+    assert f"{odd[0]['id']}, {odd[1]['id']}: missing field: tp" in message
+    assert f"{odd[2]['id']}: unknown model shape" in message
+    assert f"{odd[3]['id']}: seq_len" in message
+    assert message.endswith("and 1 more)")
+
+
 def test_physical_bounds_are_kept_and_named(tmp_path: Path) -> None:
-    impossible = [{**row, "measured_step_time_s": "0.0001"} for row in rows(3)]
-    (found,) = calibrate(table(tmp_path / "runs.csv", impossible))
+    """Steps at nine tenths of the peak: faster than any stack, not than the device."""
+    runs = [Run({**row, "measured_step_time_s": "1"}, row["id"]) for row in rows(24)]
+    least = [o.mfu_time_s or 0.0 for o in outcomes_of(runs, {})]
+    fast = [{**row, "measured_step_time_s": f"{seconds / 0.9:.9g}"} for row, seconds in zip(rows(24), least, strict=True)]
+    (found,) = calibrate(table(tmp_path / "runs.csv", fast))
     assert found.fits[0].at_bound
     assert found.fits[0].value == next(p.high for p in PARAMETERS if p.name == "efficiency")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paraplan.cost_models.intervals import Residuals, intervals_of, left_out
+from paraplan.cost_models.intervals import Residuals, held, independent, intervals_of, left_out
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.validation import validate
 
@@ -31,17 +31,47 @@ def test_leaving_a_group_out_is_fitting_without_it() -> None:
         assert found[rows] == pytest.approx((target + jacobian @ solved(np.flatnonzero(~rows)))[rows])
 
 
-def residuals(stack: str, values: list[float]) -> Residuals:
-    return Residuals(stack, "h100", tuple(values), tuple(False for _ in values), tuple(0 for _ in values))
+def residuals(stack: str, values: list[float], models: list[int] | None = None, spread: float = 0.0) -> Residuals:
+    models = list(range(len(values))) if models is None else models
+    return Residuals(stack, "h100", tuple(values), (False,) * len(values), (0,) * len(values), tuple(models), spread)
 
 
-def test_many_runs_speak_for_themselves_and_few_are_held_to_the_others() -> None:
+def test_many_models_speak_for_themselves_and_few_are_held_to_the_others() -> None:
     sizes = np.linspace(0.001, 0.05, 400).tolist()
     found = intervals_of([residuals("many", sizes), residuals("few", [0.001]), residuals("wild", [0.5] * 40)], []).pairs
     many, few = found["many"]["h100"]["dense"], found["few"]["h100"]["dense"]
     assert many.high == pytest.approx(np.exp(0.04), abs=0.01)
     assert few.high > 1.2 > many.high
-    assert "1 run" in few.source and many.low == pytest.approx(1 / many.high, rel=1e-3)
+    assert "1 run of 1 model" in few.source and many.low == pytest.approx(1 / many.high, rel=1e-3)
+
+
+def test_runs_of_one_model_count_for_few() -> None:
+    assert independent([1, 2, 3, 4]) == 4.0
+    assert 1.0 < independent([1] * 40) < 2.0
+    assert independent([1] * 20 + [2] * 20) == pytest.approx(2 * independent([1] * 20), rel=0.1)
+    given = (residuals("own", [0.01] * 40, models) for models in (list(range(40)), [0, 1] * 20, [0] * 40))
+    narrow, wide, widest = (intervals_of([each], [], {"dense": 0.2}).pairs["own"]["h100"]["dense"].high for each in given)
+    assert narrow < 1.05 < wide < widest == pytest.approx(np.exp(0.2), abs=1e-3)
+
+
+def test_what_few_runs_leave_unknown_widens_an_interval() -> None:
+    sizes = [
+        intervals_of([residuals("own", [0.05, 0.05], spread=spread)], [], {"dense": 0.1}).pairs["own"]["h100"]["dense"].high
+        for spread in (0.3, 0.1, 0.0)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 1.2 and 1.05 < sizes[2] < 1.12
+
+
+def test_intervals_hold_models_to_come() -> None:
+    """Sixty stacks, each with five models of ten runs that share half of what they are off by: 80 % of a sixth model's runs."""
+    rng = np.random.default_rng(0)
+    inside = []
+    for _ in range(60):
+        off = 0.1 * (rng.normal(size=(6, 1)) + rng.normal(size=(6, 10)))
+        size = held(np.abs(off[:5]).ravel(), independent(np.repeat(range(5), 10).tolist()), others=0.18)
+        inside.append(np.mean(np.abs(off[5]) <= size))
+    assert 0.75 < np.mean(inside) < 0.92
 
 
 def test_ranking_noise_is_what_layouts_of_one_problem_differ_by() -> None:
@@ -58,6 +88,6 @@ def test_what_nobody_measured_is_wider_and_says_so() -> None:
 
 
 def test_intervals_hold_about_as_many_of_the_samples_test_rows_as_they_say() -> None:
-    inside, rows = next((i, n) for name, split, i, n in validate(SAMPLE).coverage() if (name, split) == ("all rows", "test"))
+    inside, rows = next((i, n) for name, split, i, n, _ in validate(SAMPLE).coverage() if (name, split) == ("all rows", "test"))
     assert rows >= 10
     assert 0.6 <= inside / rows <= 1.0
