@@ -1,5 +1,5 @@
-"""How the best layout is found and handed over: plan(problem) → Plan, evaluate(problem, layout), exporters, reports, the
-command.
+"""How the best layout is found and handed over: plan(problem) → Plan, evaluate(problem, layout), why_not and ablation of a choice,
+compare_layouts, switch from a running job; exporters, reports, the command.
 """
 
 from __future__ import annotations
@@ -10,24 +10,56 @@ if TYPE_CHECKING:
     from ..search_spaces.errors import Infeasible, InputError
     from ..search_spaces.inputs import build_problem
     from .planner import evaluate, plan
-    from .result import Certificate, Memory, Plan, PricedLayout, StageMemory
+    from .result import (
+        Certificate,
+        FrontCertificate,
+        FrontPoint,
+        Memory,
+        Plan,
+        PricedLayout,
+        Refined,
+        Robust,
+        Sensitivity,
+        StageMemory,
+        Switch,
+    )
+    from .study import Refine
+    from .switching import switch
+    from .waterfall import compare_layouts
+    from .why import ablation, why_not
 
 __all__ = [
     "Certificate",
+    "FrontCertificate",
+    "FrontPoint",
     "Infeasible",
     "InputError",
     "Memory",
     "Plan",
     "PricedLayout",
+    "Refine",
+    "Refined",
+    "Robust",
+    "Sensitivity",
     "StageMemory",
+    "Switch",
+    "ablation",
     "build_problem",
+    "compare_layouts",
     "evaluate",
     "plan",
+    "switch",
+    "why_not",
 ]
 
 _HOME = {
     "plan": ".planner",
     "evaluate": ".planner",
+    "compare_layouts": ".waterfall",
+    "why_not": ".why",
+    "ablation": ".why",
+    "switch": ".switching",
+    "Refine": ".study",
     "build_problem": "..search_spaces.inputs",
     "InputError": "..search_spaces.errors",
     "Infeasible": "..search_spaces.errors",

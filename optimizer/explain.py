@@ -15,6 +15,7 @@ from ..search_spaces.conditions import all_of, any_of, equal, more_than
 from ..search_spaces.constraints import PeakTable, RuleModel, build_model, candidate_domains
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible
+from ..search_spaces.flags import parse_clause
 from ..search_spaces.layout import Problem
 from ..search_spaces.quantities import DERIVED, constants, usable_bytes, words_for
 from ..search_spaces.rules import Rule, rules_for, rules_over
@@ -307,6 +308,9 @@ def _without_limits(problem: Problem, core: Sequence[Rule]) -> Iterator[tuple[st
         elif kind == "forbid":
             kept = tuple(text for text in workload.forbid if text != rest)
             yield f"allowing {rest}", _with_workload(problem, {"forbid": kept})
+        elif kind == "constraint":
+            kept = tuple(text for text in workload.forbid if str(parse_clause(text).negated) != rest)
+            yield f"leaving {rest} out", _with_workload(problem, {"forbid": kept})
         else:
             level, dimension = rest.rsplit(" ", 1)
             yield (

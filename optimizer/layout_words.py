@@ -45,6 +45,22 @@ def complete(problem: Problem, given: dict[str, str]) -> Layout:
     )
 
 
+def following_dp(problem: Problem, layout: Layout, devices: int) -> int | None:
+    """The dp of a layout, its own left aside, on so many devices: the largest that leaves whole micro-batches and expert groups.
+
+    None where no such dp uses more than half of what the other degrees leave room for.
+    """
+    stage, batch = layout.tp * layout.cp, problem.workload.global_batch
+    room = devices // (stage * layout.pp)
+
+    def whole(dp: int) -> bool:
+        batches, rest = divmod(batch, layout.micro_batch * dp)
+        grid = stage * dp % (layout.ep * layout.etp) == 0
+        return grid and not rest and batches > 0 and (layout.vpp == 1 or batches % layout.pp == 0)
+
+    return next((dp for dp in range(room, room // 2, -1) if whole(dp)), None)
+
+
 def _choices(stack: Stack, vpp: int) -> dict[str, str]:
     offered = {
         "schedule": ("interleaved" if vpp > 1 else "1f1b", stack.schedules),

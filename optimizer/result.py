@@ -51,6 +51,8 @@ class PricedLayout(Result):
     cross_supernode_share: float
     devices_used: int
     devices_idle: int
+    gives_up: tuple[str, ...] | None = None  # of an alternative, beside the plan: what is worse, largest first
+    gains: tuple[str, ...] | None = None  # and what is better
 
 
 class Certificate(Result):
@@ -79,8 +81,146 @@ class Tie(Result):
     decided_by: str
 
 
+class Switch(Result):
+    """What a job that runs another layout gains, and what it takes; gains are shares of the step that is left behind.
+
+    `current` is the job's layout as it would run here, None where it cannot be priced; `broken` are the rules that it breaks here.
+    `reachable` is the best that its checkpoint loads into without resharding, of `priced` layouts, None where nothing is legal and
+    fits; `further_gain` is the plan's over it. `to_reach` and `to_reshard` are the changed columns: those of `reachable`, and those
+    of the plan that a checkpoint would have to be rewritten for (none: it loads as it is).
+    """
+
+    current: PricedLayout | None = None
+    broken: tuple[str, ...] = ()
+    reachable: PricedLayout | None = None
+    priced: int = 0
+    gain: float | None = None
+    gain_at_all: float | None = None
+    further_gain: float | None = None
+    to_reach: tuple[str, ...] = ()
+    to_reshard: tuple[str, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    assumption: str
+
+
+class FrontPoint(PricedLayout):
+    """One layout of a front with the figure of every aim; `marks` say what it is the extreme of, and which is the knee."""
+
+    aims: dict[str, float]
+    marks: tuple[str, ...] = ()
+
+
+class FrontCertificate(Result):
+    """How a front was found and what that covers. No layout of it is better than a shown one by more than `within` in any aim."""
+
+    method: Literal["exact", "nsga2"]
+    covers: str
+    aims: tuple[str, ...]
+    units: dict[str, str]
+    legal: int
+    size: int
+    within: float
+    seconds: float
+
+
+class WhatIf(Result):
+    """The best step on changed hardware, found by a search of its own; no figures where nothing fits there."""
+
+    change: str
+    step_time_s: float | None = None
+    difference: float | None = None  # as a share of the plan's step
+    same_layout: bool | None = None  # but for where stages are cut
+    layout: Layout | None = None
+
+
+class Threshold(Result):
+    """The plan's layout wins up to `holds_to`; at `changes_at` another does, `layout`, or nothing fits any more.
+
+    Without both, none does up to `end`.
+    """
+
+    name: str
+    unit: str
+    end: float
+    holds_to: float | None = None
+    changes_at: float | None = None
+    layout: Layout | None = None
+
+
+class Sensitivity(Result):
+    """What hardware a little better would bring, and how far it may change before another layout wins."""
+
+    table: tuple[WhatIf, ...]
+    thresholds: tuple[Threshold, ...]
+
+
+class Regret(Result):
+    """A layout over all scenarios: its share above the best of each, none where it does not fit, and where that is worst."""
+
+    layout: Layout
+    step_time_s: float  # nominal
+    worst: float | None
+    worst_scenario: str
+    mean: float | None
+    regrets: tuple[float | None, ...]
+
+
+class Robust(Result):
+    """The layout with the least worst-case regret beside the nominal winner; `candidates` are the best of all compared."""
+
+    scenarios: tuple[str, ...]
+    best_s: tuple[float | None, ...]  # of each scenario, none where nothing fits
+    nominal: Regret
+    robust: Regret
+    candidates: tuple[Regret, ...]
+
+
+class Moved(Result):
+    """A choice that a refined layout makes differently from the plan, in words."""
+
+    knob: str
+    before: str
+    after: str
+
+
+class AtImbalance(Result):
+    """Step times of the plan and of the refined layout at one imbalance of the experts, none where a layout does not fit."""
+
+    imbalance: float
+    start_s: float | None = None
+    refined_s: float | None = None
+
+
+class Refined(Result):
+    """The best layout of a study that started from the certified plan, and never worse than it in the `objective`.
+
+    `start_s` and `refined_s` are seconds of the objective, none where a layout does not fit under all of its imbalances; `gain` is
+    a share of the start. Of `trials` samples `repaired` were illegal and moved to the nearest legal choice, and `priced` distinct
+    layouts came of all, of which `unfit` do not fit in memory. `noise` is what two layouts of one problem are commonly misjudged by
+    against each other.
+    """
+
+    objective: str
+    start_s: float | None = None
+    refined_s: float | None = None
+    gain: float | None = None
+    noise: float | None = None
+    moved: tuple[Moved, ...]
+    trials: int
+    repaired: int
+    priced: int
+    unfit: int
+    seed: int
+    stopped: bool  # before all trials were made
+    covers: str
+    imbalances: tuple[AtImbalance, ...] = ()
+    plan: PricedLayout
+
+
 class Plan(Result):
     """The answer to one Problem: the best layout, what proves it, and the next best frames."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     paraplan: str
     problem: Problem
@@ -89,8 +229,14 @@ class Plan(Result):
     certificate: Certificate
     alternatives: tuple[PricedLayout, ...] = ()
     ties: tuple[Tie, ...] = ()
+    switch: Switch | None = Field(default=None, alias="from")
     groups: dict[str, list[list[int]]] | None = None
     notes: dict[str, Any] = Field(default_factory=dict)
+    front: tuple[FrontPoint, ...] | None = None
+    front_certificate: FrontCertificate | None = None
+    sensitivity: Sensitivity | None = None
+    robust: Robust | None = None
+    refined: Refined | None = None
 
     def to_json(self, indent: int | None = 2) -> str:
-        return self.model_dump_json(indent=indent, exclude_none=True)
+        return self.model_dump_json(indent=indent, exclude_none=True, by_alias=True)

@@ -20,7 +20,7 @@ class Meter:
 
     def __init__(self, shown: bool) -> None:
         self.begun = time.monotonic()
-        self.shown = shown and sys.stderr.isatty()
+        self.shown = shown and sys.stderr is not None and sys.stderr.isatty()
         self.bar: Any = None
 
     def __enter__(self) -> Meter:
@@ -46,6 +46,8 @@ class Meter:
 
 def say(sentence: str) -> None:
     """One line on standard error, whatever the sentence quotes; one that starts with a blank belongs to the line before."""
+    if sys.stderr is None:  # closed by the caller; print would fall back on standard output
+        return
     prefix = "  " if sentence.startswith(" ") else "paraplan: "
     head, _, example = sentence.partition("\n")  # what follows a line break is an example to copy
     print(prefix + " ".join(head.split()) + ("\n" + example if example else ""), file=sys.stderr)
@@ -58,8 +60,7 @@ def interrupted() -> int:
 
 def flushed(status: int) -> int:
     """Flushes here rather than at the interpreter's exit, where a closed pipe would be reported as an ignored exception."""
-    if sys.stdout is not None:  # closed by the caller
-        sys.stdout.flush()
+    sys.stdout.flush()
     return status
 
 

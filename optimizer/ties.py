@@ -32,17 +32,24 @@ KERNELS = {
 
 def ties(problem: Problem, profile: Profile, best: PricedLayout, others: Sequence[PricedLayout]) -> tuple[Tie, ...]:
     """Those of the others that are slower by less than layouts of one problem are misjudged by."""
-    ranking = profile.intervals.ranking
-    if not ranking:
+    noise = misjudged_by(problem, profile)
+    if noise is None:
         return ()
-    # Few groups of layouts have experts: they are not known better than dense ones.
-    noise = max(ranking.values()) if problem.model.is_moe else ranking.get("dense", max(ranking.values()))
     found = []
     for place, other in enumerate(others):
         slower = other.step_time_s / best.step_time_s - 1.0
         if slower <= noise:
             found.append(Tie(alternative=place, slower=slower, noise=noise, decided_by=_decided_by(problem, best, other)))
     return tuple(found)
+
+
+def misjudged_by(problem: Problem, profile: Profile) -> float | None:
+    """The share by which two layouts of the problem are commonly misjudged against each other; None where nobody measured it."""
+    ranking = profile.intervals.ranking
+    if not ranking:
+        return None
+    # Few groups of layouts have experts: they are not known better than dense ones.
+    return max(ranking.values()) if problem.model.is_moe else ranking.get("dense", max(ranking.values()))
 
 
 def kind(problem: Problem) -> Literal["dense", "moe"]:

@@ -203,17 +203,18 @@ MINDSPEED_LLM: dict[str, tuple[Flag, ...]] = {
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework's own table, the version a plan gets that names none, the oldest one known, and what it stands on."""
+    """A framework's own table, the version a plan gets that names none, the oldest and newest known, and what it stands on."""
 
     flags: Mapping[str, tuple[Flag, ...]]
     default: Version
     oldest: Version
+    newest: Version
     base: tuple[str, Version] | None = None
 
 
 FRAMEWORKS: dict[str, Framework] = {
-    "megatron-lm": Framework(MEGATRON_LM, default=(0, 16), oldest=(0, 12)),
-    "mindspeed-llm": Framework(MINDSPEED_LLM, default=(26, 0), oldest=(2, 3), base=("megatron-lm", (0, 12, 1))),
+    "megatron-lm": Framework(MEGATRON_LM, default=(0, 16), oldest=(0, 12), newest=(0, 19)),
+    "mindspeed-llm": Framework(MINDSPEED_LLM, default=(26, 0), oldest=(2, 3), newest=(26, 1), base=("megatron-lm", (0, 12, 1))),
 }
 
 
@@ -279,6 +280,9 @@ def dialect(framework: str, version: str | None) -> Dialect:
         return Dialect(framework, known.default)
     if number < known.oldest:
         raise InputError(f"{framework} {version_text(number)} is older than the oldest known, {version_text(known.oldest)}")
+    if number[: len(known.newest)] > known.newest:
+        newest = version_text(known.newest)
+        raise InputError(f"{framework} {version_text(number)} is newer than the newest known, {newest}; give that, or main")
     return Dialect(framework, number)
 
 

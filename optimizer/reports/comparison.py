@@ -18,7 +18,10 @@ MOST_LOSSES = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """`slower` as a share of the first layout's step; losses and gains in words, largest first; `changes` beside the frame."""
+    """`slower` as a share of the first layout's step; losses and gains in words, largest first; `changes` beside the frame.
+
+    A report that is short of room shows the first MOST_LOSSES of the losses and the first of the gains.
+    """
 
     slower: float
     losses: tuple[str, ...]
@@ -31,8 +34,8 @@ def compare(problem: Problem, first: PricedLayout, other: PricedLayout) -> Compa
     deltas = sorted(_time(first, other) + _memory(first, other) + _traffic(problem, first, other), reverse=True)
     return Comparison(
         slower=other.step_time_s / first.step_time_s - 1.0,
-        losses=tuple(phrase for weight, phrase in deltas if weight > 0)[:MOST_LOSSES],
-        gains=tuple(phrase for weight, phrase in reversed(deltas) if weight < 0)[:1],
+        losses=tuple(phrase for weight, phrase in deltas if weight > 0),
+        gains=tuple(phrase for weight, phrase in reversed(deltas) if weight < 0),
         changes=tuple(
             f"{name.replace('optimizer_', '').replace('_', ' ')} {getattr(other.layout, name).removeprefix('selective:')}"
             for name in CHOICES
@@ -71,8 +74,12 @@ def _memory(first: PricedLayout, other: PricedLayout) -> Deltas:
 def _traffic(problem: Problem, first: PricedLayout, other: PricedLayout) -> Deltas:
     """Traffic that leaves the supernode, where either layout has some worth speaking of."""
     before, after = beyond_supernode(problem, first), beyond_supernode(problem, other)
-    if max(first.cross_supernode_share, other.cross_supernode_share) < WORTH_SHARE or not before or not after:
+    if max(first.cross_supernode_share, other.cross_supernode_share) < WORTH_SHARE:
         return []
+    if not before:
+        return [(WORTH_TIME, f"{wording.signed(wording.gib(after))} of cross-supernode traffic where there was none")]
+    if not after:
+        return [(-WORTH_TIME, "no cross-supernode traffic")]
     ratio = after / before
     phrase = f"{wording.times(ratio)} cross-supernode traffic"
     if ratio >= WORTH_TRAFFIC:

@@ -6,35 +6,34 @@ markup, so that a name such as "[red]" stays what it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ...search_spaces.layout import Layout, Problem, Recompute, Stage
+from ..aims import STEP_TIME
 from ..result import Certificate, Memory, Plan, PricedLayout, StageMemory, Tie
 from . import wording
-from .comparison import Comparison, compare
+from .comparison import MOST_LOSSES, Comparison, compare
+from .drawing import BAD, DOUBT, EIGHTHS, GOOD, INDENT, LABEL, STRONG, WIDE, bar, grid, print_sections, section, width_of
+from .further import further_sections
 
-NARROW, WIDE, WIDEST = 60, 132, 168
-INDENT = 2
 SHOWN_STAGES = 8
 FOLDED = 0.01
 """Terms of the breakdown below this share of the step are shown together."""
 
-LABEL, STRONG, GOOD, DOUBT, BAD = "dim", "bold", "green", "yellow", "red"
+VERDICTS = {"fits": GOOD, "unsure": DOUBT, "oom": BAD}
+LIMIT = "┊"
 COMPUTE, COMMUNICATION, WAITING = "cyan", "blue", "yellow"
 TERM_STYLES = {
     **dict.fromkeys(("forward", "backward", "recompute", "optimizer"), COMPUTE),
     **dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "offload"), COMMUNICATION),
     **dict.fromkeys(("bubble", "host"), WAITING),
 }
-VERDICTS = {"fits": GOOD, "unsure": DOUBT, "oom": BAD}
-EIGHTHS = "▏▎▍▌▋▊▉█"
-LIMIT = "┊"
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp")
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
 TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
@@ -42,28 +41,20 @@ TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
 
 def render(plan: Plan, console: Console) -> None:
     """Prints the whole plan."""
-    width = _width(console)
-    _print(console, _priced(plan.problem, plan.plan, width), width)
-    _print(console, [_alternatives(plan, width), _certificate(plan.certificate, plan.plan), _assumptions(plan.assumptions)], width)
+    width = width_of(console)
+    print_sections(console, _priced(plan.problem, plan.plan, width), width)
+    print_sections(console, [_alternatives(plan, width), *further_sections(plan)], width)
+    print_sections(
+        console,
+        [_certificate(plan.certificate, plan.plan, plan.alternatives, _led_by(plan)), _assumptions(plan.assumptions)],
+        width,
+    )
 
 
 def render_layout(problem: Problem, priced: PricedLayout, console: Console) -> None:
     """Prints one layout with everything that is predicted about it."""
-    width = _width(console)
-    _print(console, [*_priced(problem, priced, width), _assumptions(problem.assumptions)], width)
-
-
-def _width(console: Console) -> int:
-    return max(NARROW, min(console.width, WIDEST))
-
-
-def _print(console: Console, sections: Iterable[RenderableType], width: int) -> None:
-    """Prints the sections with a blank line after each; rich fills lines up with blanks, which are taken off again."""
-    for section in sections:
-        with console.capture() as captured:
-            console.print(section, width=width, highlight=False)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
-        console.file.write("\n".join([*lines, "", ""]))
+    width = width_of(console)
+    print_sections(console, [*_priced(problem, priced, width), _assumptions(problem.assumptions)], width)
 
 
 def _priced(problem: Problem, priced: PricedLayout, width: int) -> list[RenderableType]:
@@ -90,21 +81,6 @@ def _side_by_side(left: RenderableType, right: RenderableType, half: int) -> Tab
     return table
 
 
-def _section(title: str, *body: RenderableType, note: Text | None = None) -> Group:
-    heading = Text(title, style=STRONG)
-    if note is not None:
-        heading.append("  ").append_text(note)
-    return Group(heading, *(Padding(part, (0, 0, 0, INDENT)) for part in body))
-
-
-def _grid(*justify: str, gap: int = 2) -> Table:
-    """A table without lines; a column is justified "left" or "right", or "wrap": left and free to wrap."""
-    table = Table.grid(padding=(0, gap, 0, 0))
-    for side in justify:
-        table.add_column(justify="right" if side == "right" else "left", no_wrap=side != "wrap", overflow="fold")
-    return table
-
-
 # --- what it is --------------------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +101,7 @@ def _figures(priced: PricedLayout) -> Table:
     """The four figures that are looked for first, each with its companion below."""
     memory = priced.memory
     spare = memory.usable_gib - memory.peak_gib
-    table = _grid("left", "left", "left", "left", gap=4)
+    table = grid("left", "left", "left", "left", gap=4)
     columns = (
         ("step time", wording.seconds(priced.step_time_s), wording.interval(*priced.step_time_interval_s)),
         (
@@ -145,13 +121,13 @@ def _figures(priced: PricedLayout) -> Table:
 
 def _layout(problem: Problem, layout: Layout) -> Group:
     frame = Text("   ").join(Text.assemble((f"{name} ", LABEL), (str(getattr(layout, name)), STRONG)) for name in DEGREES)
-    choices = _grid("left", "wrap", "left", "wrap", gap=3)
+    choices = grid("left", "wrap", "left", "wrap", gap=3)
     entries = list(_choices(layout))
     rows = -(-len(entries) // 2)
     for row in range(rows):
         pair = (entries[row], entries[row + rows] if row + rows < len(entries) else ("", ""))
         choices.add_row(*(cell for name, value in pair for cell in (Text(name, style=LABEL), Text(value))))
-    return _section("Layout", frame, Text(), choices, Text(), _stages(problem, layout))
+    return section("Layout", frame, Text(), choices, Text(), _stages(problem, layout))
 
 
 def _choices(layout: Layout) -> Iterable[tuple[str, str]]:
@@ -176,7 +152,7 @@ def _recompute(text: str) -> str:
 def _stages(problem: Problem, layout: Layout) -> Table:
     """Stages that hold the same are one line; past SHOWN_STAGES lines the rest is counted."""
     kinds = problem.model.layer_kinds
-    table = _grid("left", "wrap", gap=3)
+    table = grid("left", "wrap", gap=3)
     runs = [(words, [stage.stage for stage in run]) for words, run in groupby(layout.stages, lambda s: _holds(s, kinds, layout))]
     for words, numbers in runs[:SHOWN_STAGES]:
         table.add_row(Text(f"stage{'s' * (len(numbers) > 1)} {wording.ranges(numbers)}", style=LABEL), Text(words))
@@ -218,22 +194,16 @@ def _time(priced: PricedLayout, width: int) -> Group:
     folded = [(name, value) for name, value in ordered if value < FOLDED * total]
     longest = max((value for _, value in shown), default=total)
     room = width - INDENT - 32
-    table = _grid("left", "right", "right", "left")
+    table = grid("left", "right", "right", "left")
     for name, value in shown:
-        bar = Text(_bar(value / longest * room), style=TERM_STYLES.get(name, WAITING))
-        table.add_row(Text(name), Text(wording.seconds(value)), Text(wording.percent(value / total), style=LABEL), bar)
+        drawn = Text(bar(value / longest * room), style=TERM_STYLES.get(name, WAITING))
+        table.add_row(Text(name), Text(wording.seconds(value)), Text(wording.percent(value / total), style=LABEL), drawn)
     if folded:
         rest = sum(value for _, value in folded)
         names = Text(", ".join(name for name, _ in folded), style=LABEL)
         table.add_row(Text("rest"), Text(wording.seconds(rest)), Text(wording.percent(rest / total), style=LABEL), names)
     kinds = Text("  ").join(Text(*kind) for kind in (("compute", COMPUTE), ("communication", COMMUNICATION), ("waiting", WAITING)))
-    return _section("Where the time goes", table, note=Text("exposed:  ", style=LABEL).append_text(kinds))
-
-
-def _bar(cells: float) -> str:
-    """A bar so many cells long, to an eighth of a cell, never empty."""
-    eighths = max(1, round(8 * cells))
-    return EIGHTHS[-1] * (eighths // 8) + (EIGHTHS[eighths % 8 - 1] if eighths % 8 else "")
+    return section("Where the time goes", table, note=Text("exposed:  ", style=LABEL).append_text(kinds))
 
 
 def _memory(memory: Memory, width: int) -> Group:
@@ -243,19 +213,19 @@ def _memory(memory: Memory, width: int) -> Group:
     cells = width - INDENT - 26
     scale = cells / max(memory.capacity_gib, memory.peak_gib)
     limits = [min(cells - 1, round(gib * scale)) for gib in (memory.usable_gib, memory.capacity_gib)]
-    table = _grid("left", "right", "left")
+    table = grid("left", "right", "left")
     start = 0.0
     for name, value in fullest.terms_gib.items():
         if value > 0:
-            bar = _segment(round(start * scale), round((start + value) * scale), cells, limits, COMPUTE)
-            table.add_row(Text(name), Text(wording.amount(value)), bar)
+            drawn = _segment(round(start * scale), round((start + value) * scale), cells, limits, COMPUTE)
+            table.add_row(Text(name), Text(wording.amount(value)), drawn)
         start += value
     whole = _segment(0, round(start * scale), cells, limits, style)
     table.add_row(Text("peak", style=STRONG), Text(wording.gib(fullest.peak_gib), style=STRONG), whole)
     limit = f"{LIMIT} {wording.amount(memory.usable_gib)} GiB usable, {wording.amount(memory.capacity_gib)} in all"
     table.add_row(Text(), Text(), Text(limit.rjust(cells), style=LABEL))
     where = f"  stage {fullest.stage} is the fullest{_others(memory.stages, fullest)}"
-    return _section("Memory", table, note=Text.assemble((memory.verdict, style), (where, LABEL)))
+    return section("Memory", table, note=Text.assemble((memory.verdict, style), (where, LABEL)))
 
 
 def _segment(start: int, end: int, cells: int, limits: Sequence[int], style: str) -> Text:
@@ -280,10 +250,10 @@ def _traffic(problem: Problem, priced: PricedLayout) -> Group:
     levels = [level.name for level in problem.cluster.levels if priced.traffic_gib.get(level.name)]
     names = [name for name in TRAFFIC_ORDER if any(priced.traffic_gib[level].get(name) for level in levels)]
     if not names:
-        return _section("Traffic", Text("none: no two devices talk to each other", style=LABEL))
+        return section("Traffic", Text("none: no two devices talk to each other", style=LABEL))
     order = [level.name for level in problem.cluster.levels]
     outside = order[order.index(problem.cluster.supernode) + 1 :]
-    table = _grid("left", *["right"] * (len(names) + 1), gap=2 if len(names) > 5 else 3)
+    table = grid("left", *["right"] * (len(names) + 1), gap=2 if len(names) > 5 else 3)
     table.add_row(Text(), *(Text(name, style=LABEL) for name in (*names, "all")))
     for level in levels:
         found = priced.traffic_gib[level]
@@ -292,7 +262,7 @@ def _traffic(problem: Problem, priced: PricedLayout) -> Group:
         table.add_row(Text(level), *map(Text, cells), total)
     share = f"GiB per device and step; {wording.percent(priced.cross_supernode_share)} leaves the supernode"
     share += f" ({', '.join(level for level in levels if level in outside)})" if set(levels) & set(outside) else ""
-    return _section("Traffic", table, note=Text(share, style=LABEL))
+    return section("Traffic", table, note=Text(share, style=LABEL))
 
 
 # --- why this one ------------------------------------------------------------------------------------------------------------
@@ -301,10 +271,11 @@ def _traffic(problem: Problem, priced: PricedLayout) -> Group:
 def _alternatives(plan: Plan, width: int) -> Group:
     """The plan and the next best frames, with what each gives up and gains; only the degrees in which they differ are shown."""
     if not plan.alternatives:
-        return _section("Alternatives", Text("none: no other frame is legal and fits", style=LABEL))
+        none = "none on so many devices" if _led_by(plan) else "none: no other frame is legal and fits"
+        return section("Alternatives", Text(none, style=LABEL))
     priced = (plan.plan, *plan.alternatives)
     columns = [name for name in FRAME if len({getattr(one.layout, name) for one in priced}) > 1]
-    table = _grid(*["right"] * len(columns), "right", "right", "wrap", gap=2 if width < WIDE else 3)
+    table = grid(*["right"] * len(columns), "right", "right", "wrap", gap=2 if width < WIDE else 3)
     names = [name.replace("micro_batch", "mb") for name in columns]
     table.add_row(*(Text(name, style=LABEL) for name in (*names, "step time", "slower", "gives up, and for what")))
     for one in priced:
@@ -318,7 +289,7 @@ def _alternatives(plan: Plan, width: int) -> Group:
         trade = Text.assemble(("tie", DOUBT), ": ", _trade(found)) if tied else _trade(found)
         table.add_row(*map(Text, frame), Text(time), Text(wording.signed(wording.percent(found.slower))), trade)
     body: list[RenderableType] = [table, *([Text(_tie_sentence(plan.ties))] if plan.ties else [])]
-    return _section("Alternatives", *body, note=Text("degrees not shown are the plan's", style=LABEL))
+    return section("Alternatives", *body, note=Text("degrees not shown are the plan's", style=LABEL))
 
 
 def _tie_sentence(ties: Sequence[Tie]) -> str:
@@ -331,37 +302,56 @@ def _tie_sentence(ties: Sequence[Tie]) -> str:
 
 
 def _trade(found: Comparison) -> Text:
-    text = Text(", ".join((*found.losses, *found.changes)))
+    text = Text(", ".join((*found.losses[:MOST_LOSSES], *found.changes)))
     if not text and not found.gains:
         return Text("nothing of note", style=LABEL)
     if found.gains:
-        text.append("; " if text else "").append("for " + ", ".join(found.gains), style=GOOD)
+        text.append("; " if text else "").append("for " + found.gains[0], style=GOOD)
     return text
 
 
-def _certificate(certificate: Certificate, priced: PricedLayout) -> Group:
+def _led_by(plan: Plan) -> str:
+    """The aim that the plan makes least, where it is another than the step time; else blank."""
+    first = plan.front_certificate.aims[0] if plan.front_certificate else STEP_TIME
+    return "" if first == STEP_TIME else first
+
+
+def _certificate(certificate: Certificate, priced: PricedLayout, others: Sequence[PricedLayout], aim: str = "") -> Group:
+    """What was proved of the step time, and what the events of the schedule say; `aim` is what the plan makes least instead."""
     optimal = certificate.status == "optimal"
     bound, gap = wording.seconds(certificate.lower_bound_s), wording.percent(certificate.gap)
-    if optimal:
+    if aim and not optimal:
+        verdict = f"The plan is the least in {aim}: no layout is faster than {bound}, and the plan takes {gap} longer."
+    elif optimal:
         verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}."
     else:
-        verdict = f"Not proved: a layout could be as fast as {bound}, {gap} from the plan."
-    left = "cut by the bound" if optimal else "cut by the bound or not looked at"
+        verdict = f"Not proved: a layout could be as fast as {bound}; the plan takes {gap} longer."
+    left = "cut by the bound" if optimal or aim else "cut by the bound or not looked at"
     counts = (
         f"{wording.count(certificate.legal, 'legal layout')}: {certificate.scored:,} scored, {certificate.cut_by_bound:,} {left}, "
         f"{certificate.cut_by_memory:,} cut by memory, in {wording.seconds(certificate.seconds)}."
     )
     body = [Text(f"{verdict} {counts}")]
-    simulated = priced.simulated_step_time_s
-    if simulated is not None:
-        off = wording.signed(wording.percent(simulated / priced.step_time_s - 1.0))
-        body.append(Text(f"Event by event, the schedule takes {wording.seconds(simulated)} ({off})."))
+    body += [Text(sentence) for sentence in _simulated(priced, others)]
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
-    return _section("Certificate", *body, note=Text(certificate.status, style=GOOD if optimal else DOUBT))
+    return section("Certificate", *body, note=Text(certificate.status, style=GOOD if optimal else DOUBT))
+
+
+def _simulated(priced: PricedLayout, others: Sequence[PricedLayout]) -> Iterator[str]:
+    """How long the schedules take event by event, and which alternative is faster so."""
+    simulated = priced.simulated_step_time_s
+    if simulated is None:
+        return
+    off = wording.signed(wording.percent(simulated / priced.step_time_s - 1.0))
+    yield f"Event by event, the schedule takes {wording.seconds(simulated)} ({off})."
+    times = [other.simulated_step_time_s or math.inf for other in others]
+    least = min(times, default=math.inf)
+    if least < simulated:
+        yield f"Alternative {times.index(least) + 1} takes {wording.seconds(least)} so: faster than the plan."
 
 
 def _assumptions(assumptions: Sequence[str]) -> Group:
-    table = _grid("left", "wrap", gap=1)
+    table = grid("left", "wrap", gap=1)
     for assumption in assumptions:
         table.add_row(Text("·", style=LABEL), Text(assumption))
-    return _section("Assumptions", table if assumptions else Text("none", style=LABEL))
+    return section("Assumptions", table if assumptions else Text("none", style=LABEL))

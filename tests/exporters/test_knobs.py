@@ -10,7 +10,14 @@ from paraplan.search_spaces.inputs import catalog_names, load_stack
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("0.16", "0.16"), ("core_v0.16.1", "0.16.1"), ("core_r0.13.0", "0.13.0"), ("main", "main"), (None, "0.16")],
+    [
+        ("0.16", "0.16"),
+        ("core_v0.16.1", "0.16.1"),
+        ("0.19.3", "0.19.3"),
+        ("core_r0.13.0", "0.13.0"),
+        ("main", "main"),
+        (None, "0.16"),
+    ],
 )
 def test_versions_are_read(text: str | None, version: str) -> None:
     assert version_text(dialect("megatron-lm", text).version) == version
@@ -21,7 +28,12 @@ def test_base_version_stands_for_the_usual_release() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "text"), [("megatron-lm", "0.9"), ("megatron-lm", "new"), ("megatron", "0.16"), ("mindspeed-llm", "1.0")]
+    ("framework", "text"),
+    [
+        *(("megatron-lm", text) for text in ("0.9", "new", "7", "0.20", "1.0")),
+        ("megatron", "0.16"),
+        *(("mindspeed-llm", text) for text in ("1.0", "27", "26.2")),
+    ],
 )
 def test_unknown_names_and_versions_are_input_errors(framework: str, text: str) -> None:
     with pytest.raises(InputError):

@@ -205,6 +205,8 @@ EVALUATE = ["evaluate", "MODEL", *JOB]
 BAD = [
     (["plan", "no-such-model", *JOB], "no-such-model"),
     (["plan", "\x1b[31mred\n\n", *JOB], "neither in the catalog"),
+    (["plan", "./no-such/config.json", *JOB], "model: ./no-such/config.json: there is no such file\n"),
+    (["plan", "no-such.yaml", *JOB], "model: no-such.yaml: there is no such file\n"),
     (["plan", "MODEL", "--cluster", "hgx-h801", *JOB[2:]], "hgx-h800"),
     (["plan", "MODEL", *JOB[2:]], "--cluster"),
     (["plan", *JOB], "argument"),
@@ -228,14 +230,14 @@ BAD = [
     ([*PLAN, "--framework", "no-such-framework"], "no-such-framework"),
     ([*PLAN, "--framework-version", "0.16"], "framework"),
     ([*PLAN, "--objective", "goodput"], "step-time"),
-    ([*PLAN, "--engine", "optuna"], "bnb"),
+    ([*PLAN, "--engine", "guess"], "bnb"),
     ([*PLAN, "--top", "0"], "--top"),
     ([*PLAN, "--time-limit", "0"], "--time-limit"),
     ([*PLAN, "--time-limit", "nan"], "--time-limit"),
     ([*PLAN, "--devices", "9" * 40], "9 digits"),
     ([*PLAN, "--time-limit", "soon"], "soon"),
     ([*PLAN, "--memory-margin", "1.5"], "margin"),
-    ([*PLAN, "--memory-margin", "nan"], "margin"),
+    ([*PLAN, "--memory-margin", "nan"], "memory_margin = nan must be at least 0 and less than 1\n"),
     ([*PLAN, "--expert-imbalance", "0.5"], "expert_imbalance"),
     ([*PLAN, "--vocab-size", "-5"], "vocab_size"),
     ([*PLAN, "--no-such-flag"], "--no-such-flag"),
@@ -258,6 +260,9 @@ BAD = [
     (["export", "PLAN", "--to", "no-such-framework", "-o", "OUT"], "no-such-framework"),
     (["export", "PLAN", "--to", "megatron-lm", "-o", "FILE"], "in the way"),
     (["export", "PLAN", "--to", "megatron-lm"], "--out"),
+    (["export", "PLAN", "--to", "megatron-lm", "-o", "OUT", "--framework-version", "7"], "newest known, 0.19"),
+    ([*PLAN, "--framework", "megatron-lm", "--framework-version", "7"], "0.12, 0.16"),
+    (["export", "LAYOUT", "--to", "megatron-lm", "-o", "OUT"], "plan --out or plan --json"),
     (["export", "MODEL", "--to", "megatron-lm", "-o", "OUT"], "model.yaml"),
     (["catalog", "planets"], "planets"),
     (["catalog", "clusters", "hgx-h801"], "hgx-h800"),
@@ -273,6 +278,9 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "file").write_text("not json", encoding="utf-8")
     (tmp_path / "plan.json").write_text(sample_plan().to_json(), encoding="utf-8")
     places = {"MODEL": model, "FILE": str(tmp_path / "file"), "PLAN": str(tmp_path / "plan.json"), "OUT": str(tmp_path / "out")}
+    priced = {"problem": json.loads(sample_plan().problem.model_dump_json()), "plan": json.loads(sample_priced().model_dump_json())}
+    (tmp_path / "layout.json").write_text(json.dumps(priced), encoding="utf-8")
+    places["LAYOUT"] = str(tmp_path / "layout.json")
     places["FILE/deeper"] = places["FILE"] + "/deeper"
     before = sorted(tmp_path.iterdir())
     assert main([places.get(argument, argument) for argument in arguments]) == 2
@@ -309,6 +317,8 @@ def test_what_a_layout_leaves_out_follows_from_the_rest() -> None:
     assert layout.model_copy(update={"stages": sample_layout().stages}) == sample_layout()
     assert complete(sample_problem(), parse_layout("tp=8, PP=16, vpp=2")).schedule == "interleaved"
     assert complete(sample_problem(), parse_layout("tp=8,sequence-parallel=false")).sequence_parallel is False
+    assert complete(sample_problem(), parse_layout("tp=8,sequence_parallel=OFF")).sequence_parallel is False
+    assert complete(sample_problem(), parse_layout("tp=8,sequence_parallel=on")).sequence_parallel is True
     assert complete(sample_problem(), parse_layout("tp=8,dp=3")).dp == 3
 
 
@@ -329,6 +339,41 @@ def test_an_interrupt_is_status_130_with_a_word(
     assert main(["plan", model, *JOB]) == 130
     out, err = capsys.readouterr()
     assert (out, err.strip()) == ("", "paraplan: interrupted")
+
+
+@pytest.mark.parametrize("module", ["numpy", "ortools.sat.python.cp_model", "typer"])
+def test_an_interrupt_while_a_module_is_loaded_is_one_too(model: str, tmp_path: Path, module: str) -> None:
+    """The module is replaced by one that is interrupted, and says so in its own way."""
+    lines = ("import os, signal, time", "try:", "    os.kill(os.getpid(), signal.SIGINT); time.sleep(9)")
+    end = ("except KeyboardInterrupt:", "    raise ImportError('initialization failed')")
+    (tmp_path / f"{module.rpartition('.')[2]}.py").write_text("\n".join((*lines, *end)), encoding="utf-8")
+    code = (
+        "import importlib.machinery, sys\n"
+        "from paraplan.optimizer.cli import main\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}:\n"
+        f"            return importlib.machinery.PathFinder.find_spec(name.rpartition('.')[2], [{str(tmp_path)!r}])\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    engine = ["--engine", "cp-sat"] if "ortools" in module else []
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", model, *JOB, *engine, "--fix", "tp=1,pp=16,ep=64"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "paraplan: interrupted\n")
+
+
+def test_an_early_interrupt_is_status_130() -> None:
+    """Sent as soon as the entry point is there, while typer and the commands are loaded."""
+    code = (
+        "import os, signal, sys, threading\n"
+        "from paraplan.optimizer.cli import main\n"
+        "threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "sys.exit(main(['catalog']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "paraplan: interrupted\n")
 
 
 def test_a_defect_is_named_without_a_traceback(
@@ -362,6 +407,16 @@ def test_a_closed_pipe_is_silent() -> None:
         )
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell of POSIX")
+@pytest.mark.parametrize(("closed", "status", "said"), [(">&-", 2, "standard output is closed"), ("2>&-", 0, "")])
+def test_a_closed_stream_is_no_defect(closed: str, status: int, said: str) -> None:
+    line = f'"{sys.executable}" -m paraplan.optimizer.cli catalog {closed}'
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert done.stderr.count("\n") == bool(said)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from paraplan.optimizer.explain import States, conflict, least_devices, legal, memory_statement, training_states
 from paraplan.search_spaces.constraints import PeakTable
+from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import Infeasible
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layer_kinds import Attention, DenseMlp, LayerKind, MoeMlp
@@ -193,3 +194,17 @@ def test_a_peak_table_puts_memory_into_the_conflict() -> None:
     assert found.memory and found.summary.startswith("No layout fits.")
     roomy = problem(fix="tp=8")
     assert not conflict(roomy, peaks=peaks, fits=lambda _: False).rules
+
+
+@pytest.mark.parametrize(
+    ("limit", "said", "helps"),
+    [
+        ({"constraint": "tp>=16"}, "tp>=16 is demanded", "leaving tp>=16 out"),
+        ({"forbid": "tp<16"}, "tp<16 is forbidden", "allowing tp<16"),
+    ],
+)
+def test_a_limit_is_worded_as_it_was_written(limit: dict[str, str], said: str, helps: str) -> None:
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 8, 16, 4096, **limit)
+    error = conflict(problem, fits=lambda changed: Space(changed).legal > 0)
+    text = " ".join((error.summary, *error.reasons))
+    assert said in text and helps in text

@@ -7,14 +7,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.planner import evaluate, plan
 from paraplan.optimizer.result import Plan
+from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Layout, Problem
 from paraplan.search_spaces.rules import violations
+from paraplan.search_spaces.switches import names
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the oracle lies beside them
 from brute_force import legal_layouts, price_everything, random_problem
@@ -141,6 +144,14 @@ def test_evaluate_refuses_only_what_a_device_does_not_hold() -> None:
     assert over.memory.peak_gib > over.memory.capacity_gib and any("peak memory" in sentence for sentence in broken)
 
 
+@pytest.mark.parametrize("schedule", ["dualpipe", "zb-v"])
+def test_a_schedule_without_a_price_is_refused(schedule: str) -> None:
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096)
+    with pytest.raises(Infeasible) as caught:
+        evaluate(problem, Layout(pp=4, dp=4, num_microbatches=16, sequence_parallel=False, schedule=schedule))
+    assert f"schedule = {schedule} is not priced; gpipe, 1f1b, interleaved are." in caught.value.reasons
+
+
 def test_questions_without_an_answer() -> None:
     problem = build_problem("llama-3.1-405b", "hgx-h100", 8, 64, 4096)
     with pytest.raises(Infeasible) as caught:
@@ -150,3 +161,26 @@ def test_questions_without_an_answer() -> None:
         plan(problem, engine="guess")
     with pytest.raises(InputError, match="top"):
         plan(problem, top=0)
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(900, 930) if Space(random_problem(seed)).listed])
+def test_overlap_that_is_switched_off_is_never_faster_nor_leaner(seed: int) -> None:
+    """Why layouts with a switch off need not be looked at: they are counted among those cut by the bound."""
+    problem = random_problem(seed)
+    space = Space(problem)
+    table, _ = space.layouts(np.arange(len(space.frames)))
+    rng = np.random.default_rng(seed)
+    for row in rng.choice(len(table), size=min(4, len(table)), replace=False).tolist():
+        layout = table.layout(row, problem.model.num_layers)
+        on, _ = evaluate(problem, layout)
+        for switch in names(problem):
+            off, _ = evaluate(problem, on.layout.model_copy(update={"overlap": {switch: 0.0}}))
+            assert off.step_time_s >= on.step_time_s * (1 - 1e-12), switch
+            assert off.memory.peak_gib == on.memory.peak_gib
+            assert off.layout.overlap[switch] == 0.0
+
+
+def test_overlap_that_no_stack_knows_is_refused() -> None:
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 8, 16, 8192)
+    with pytest.raises(InputError, match="overlap 'tq' is not one of tp, "):
+        evaluate(problem, Layout(tp=8, num_microbatches=16, sequence_parallel=True, overlap={"tq": 0.0}))

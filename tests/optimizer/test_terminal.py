@@ -88,7 +88,7 @@ def test_a_feasible_plan_says_how_far_off_it_may_be() -> None:
     plan = sample_plan()
     open_end = plan.certificate.model_copy(update={"status": "feasible", "lower_bound_s": 29.0, "gap": 0.0431})
     text = shown(plan.model_copy(update={"certificate": open_end}), 80)
-    assert "Not proved: a layout could be as fast as 29.0 s, 4.3 % from the plan." in text
+    assert "Not proved: a layout could be as fast as 29.0 s; the plan takes 4.3 % longer." in text
 
 
 def test_a_layout_that_does_not_fit_shows_by_how_much() -> None:
@@ -183,3 +183,10 @@ def test_other_figures() -> None:
     assert wording.ranges([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
     assert wording.interval(0.8, 1.2) == "0.800–1.20 s"
     assert wording.interval(0.0012, 0.0034) == "1.20–3.40 ms"
+
+
+def test_traffic_that_one_of_two_layouts_keeps_inside_is_spoken_of() -> None:
+    problem, outside = sample_problem(), sample_priced()
+    inside = outside.model_copy(update={"traffic_gib": {"server": {"ep": 383.0}}, "cross_supernode_share": 0.0})
+    assert any("where there was none" in phrase for phrase in compare(problem, inside, outside).losses)
+    assert "no cross-supernode traffic" in compare(problem, outside, inside).gains

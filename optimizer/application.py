@@ -1,0 +1,117 @@
+"""The command `paraplan`: standard output carries the result, standard error the progress and what went wrong.
+
+Exit status 0: done; 1: no legal layout, or an illegal one; 2: bad input. Commands return an Answer and print nothing themselves, so
+that a pipe that closes or an interrupt is met in one place. Whatever takes long to import is imported inside the command that needs
+it: `paraplan --help` and the lists of the catalog come at once.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from ..search_spaces.errors import Infeasible, InputError
+from .commands import COMMANDS, GROUPS
+from .commands.answers import BAD_INPUT, DEFECT, DONE, NO_LAYOUT, PIPE_CLOSED, Answer, sentences
+from .streams import INTERRUPTED, drop_output, flushed, interrupted, plain_form, say
+
+USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+"""click's UsageError, which typer imports from click or carries itself, depending on its version."""
+
+
+app = typer.Typer(
+    name="paraplan",
+    help="Choose, prove and explain the parallel layout of a large-model training run.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def run(arguments: Sequence[str] | None, interrupt_seen: Callable[[], bool]) -> int:
+    """Runs the command and returns its exit status; whatever goes wrong is one sentence, never a traceback.
+
+    `interrupt_seen` says whether the user interrupted: what would else be a defect is then that.
+    """
+    if sys.stdout is None:  # closed by the caller; a file that is opened now would take its place
+        say("standard output is closed: there is nowhere to write the result; send it to a file or to /dev/null")
+        return BAD_INPUT
+    try:
+        codecs.register_error("paraplan", plain_form)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="paraplan")
+        answer = typer.main.get_command(app).main(
+            list(sys.argv[1:] if arguments is None else arguments), prog_name="paraplan", standalone_mode=False
+        )
+        if not isinstance(answer, Answer):  # --help and --version have printed; an interrupt comes back as its status
+            return interrupted() if answer == INTERRUPTED else flushed(int(answer or DONE))
+        for note in answer.notes:
+            say(note)
+        answer.show()
+        return flushed(answer.status)
+    except BrokenPipeError:
+        drop_output()
+        return PIPE_CLOSED
+    except (KeyboardInterrupt, typer.Abort):
+        return interrupted()
+    except USAGE_ERROR as error:
+        context = getattr(error, "ctx", None)
+        say(f"{error.format_message().rstrip('. ')} (see {context.command_path if context else 'paraplan'} --help)")
+    except InputError as error:
+        say(str(error))
+    except OSError as error:
+        say(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        if error.filename is None:
+            drop_output()
+    except Infeasible as error:
+        for sentence in sentences(error.summary, error.reasons):
+            say(sentence)
+        return NO_LAYOUT
+    except Exception as error:
+        if interrupt_seen():  # an extension module that an interrupt broke off while it loaded
+            return interrupted()
+        if os.environ.get("PARAPLAN_TRACEBACK"):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        say(
+            f"a defect of paraplan, please report it: {type(error).__name__} in {Path(frame.filename).name}:{frame.lineno} "
+            f"({error}); PARAPLAN_TRACEBACK=1 shows more"
+        )
+        return DEFECT
+    return BAD_INPUT
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"paraplan {version('paraplan')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> Answer | None:
+    if context.invoked_subcommand is not None:
+        return None
+    text = context.get_help()
+    return Answer(lambda: print(text))
+
+
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+for _name, (_help, _commands) in GROUPS.items():
+    _group = typer.Typer(help=_help, no_args_is_help=True, rich_markup_mode=None)
+    for _second, _command in _commands.items():
+        _group.command(_second)(_command)
+    app.add_typer(_group, name=_name)

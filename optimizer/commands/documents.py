@@ -1,0 +1,94 @@
+"""Plans and layouts read from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...search_spaces.documents import parse_document, to_record
+from ...search_spaces.errors import InputError
+from ...search_spaces.layout import Layout, Problem
+from ..layout_words import complete, parse_layout
+from ..result import Plan, PricedLayout
+
+SAME_PROBLEM = ("model", "cluster", "devices", "stack", "global_batch", "seq_len", "precision")
+"""What two layouts must share for their prices to be of one problem."""
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan.json; InputError for anything else, what evaluate --json printed among it: it has no certificate."""
+    document = parse_document(_text(path, "a plan.json"), str(path), as_json=True)
+    if "plan" in document and "certificate" not in document:
+        raise InputError(f"{path}: is one layout, as evaluate --json prints it; name what plan --out or plan --json wrote")
+    return to_record(Plan, document, str(path))
+
+
+def read_priced(path: Path, alternative: int = 0) -> tuple[Problem, PricedLayout]:
+    """The problem and the layout of a plan.json or of what evaluate --json printed; `alternative` counts from 1, 0 is the plan."""
+    return _priced(parse_document(_text(path, "a plan.json"), str(path), as_json=True), path, alternative)
+
+
+def read_current(path: Path, problem: Problem) -> tuple[Layout, int]:
+    """The layout of a running job and how many devices it was planned for.
+
+    The file is a plan.json, what evaluate --json printed, or NAME=VALUE pairs as --layout takes them, for the problem's devices.
+    """
+    text = _text(path, "a plan.json or a list of NAME=VALUE")
+    if text.lstrip().startswith("{"):
+        theirs, priced = _priced(parse_document(text, str(path), as_json=True), path, 0)
+        if _shape(theirs) != _shape(problem):
+            raise InputError(f"{path}: is a layout of another model, {theirs.model.name}; name the model that the job trains")
+        return priced.layout, theirs.devices
+    try:
+        given = parse_layout(",".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    if not given:
+        raise InputError(f"{path}: is empty; write a layout such as tp=8,pp=4, or name a plan.json")
+    return complete(problem, given), problem.devices
+
+
+def one_problem(first: Problem, second: Problem, names: tuple[Path, Path]) -> None:
+    """InputError where two documents are of different problems; limits and assumptions may differ."""
+    ours, theirs = (_facts(problem) for problem in (first, second))
+    for fact in SAME_PROBLEM:
+        if ours[fact] != theirs[fact]:
+            values = " and ".join(f"{_called(facts[fact])} in {name}" for facts, name in zip((ours, theirs), names, strict=True))
+            raise InputError(f"{names[1]}: is of another problem, {fact} being {values}; compare two layouts of one")
+
+
+def _priced(document: dict[str, Any], path: Path, alternative: int) -> tuple[Problem, PricedLayout]:
+    for key in ("problem", "plan"):
+        if key not in document:
+            raise InputError(f"{path}: {key} is missing; name a plan.json or what evaluate --json printed")
+    problem = to_record(Problem, document["problem"], f"{path}: problem")
+    if not alternative:
+        return problem, to_record(PricedLayout, document["plan"], f"{path}: plan")
+    others = document.get("alternatives", [])
+    if not 0 < alternative <= len(others):
+        raise InputError(f"--alternative {alternative}: {path} has {len(others)} alternatives, counted from 1")
+    return problem, to_record(PricedLayout, others[alternative - 1], f"{path}: alternatives[{alternative - 1}]")
+
+
+def _facts(problem: Problem) -> dict[str, Any]:
+    work = problem.workload
+    own = {name: getattr(problem, name) for name in ("model", "cluster", "devices", "stack")}
+    return {**own, **{name: getattr(work, name) for name in ("global_batch", "seq_len", "precision")}}
+
+
+def _shape(problem: Problem) -> Any:
+    """What gives a checkpoint its tensors: the model, however it is called, and the vocabulary."""
+    return problem.model.model_copy(update={"name": ""}), problem.workload.vocab_size
+
+
+def _called(fact: Any) -> str:
+    return str(getattr(fact, "name", fact))
+
+
+def _text(path: Path, wanted: str) -> str:
+    if not path.is_file():
+        raise InputError(f"{path}: is not {wanted}" if path.exists() else f"{path}: there is no such file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error

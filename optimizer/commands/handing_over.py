@@ -1,0 +1,31 @@
+"""export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...search_spaces.errors import InputError
+from .answers import Answer
+from .options import FrameworkVersion
+
+
+def export_command(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by plan --out or plan --json.")],
+    to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help="Framework to write for.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")],
+    framework_version: FrameworkVersion = None,
+    refined: Annotated[bool, typer.Option("--refined", help="Write the layout that plan --refine found.")] = False,
+) -> Answer:
+    """Write a plan as a training framework's own files."""
+    from ..exporters import export
+    from .documents import read_plan
+
+    plan = read_plan(plan_file)
+    if refined and plan.refined is None:
+        raise InputError(f"--refined: {plan_file} has no refined layout; write it with plan --refine, or leave the option out")
+    chosen = plan.model_copy(update={"plan": plan.refined.plan}) if refined and plan.refined is not None else plan
+    written = export(chosen, to, out, framework_version)
+    return Answer(lambda: print(*written, sep="\n"))

@@ -1,0 +1,55 @@
+"""Options and arguments that several commands share, and their readers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+
+def whole(text: str | int) -> int:
+    """Reads a whole number; like typer's own reader, but its complaint names what was given."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,9}", str(text)):
+        raise typer.BadParameter(f"{text!r} is not a whole number of at most 9 digits")
+    return int(text)
+
+
+def number(text: str | float) -> float:
+    """Reads a number likewise."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a number") from error
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Catalog name, Hugging Face config.json or a folder holding one, or ModelSpec YAML.")
+]
+Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster: catalog name or YAML.")]
+Devices = Annotated[int, typer.Option("--devices", parser=whole, metavar="N", help="Devices (ranks) of the job.")]
+GlobalBatch = Annotated[int, typer.Option("--global-batch", parser=whole, metavar="B", help="Sequences per step.")]
+SeqLen = Annotated[int, typer.Option("--seq-len", parser=whole, metavar="S", help="Tokens per sequence.")]
+StackName = Annotated[
+    str | None, typer.Option("--stack", metavar="NAME|FILE", help="Training software; by default the cluster's usual one.")
+]
+Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="Precision of the GEMMs: bf16, fp16, fp8 or fp4.")]
+Inside = Annotated[
+    list[str] | None, typer.Option("--inside", metavar="LEVEL:DIMS", help="Keep groups inside a level: supernode:tp,sp,ep.")
+]
+Framework = Annotated[str | None, typer.Option("--framework", metavar="NAME", help="Plan for what this framework can express.")]
+FrameworkVersion = Annotated[str | None, typer.Option("--framework-version", metavar="V", help="Its version.")]
+Profile = Annotated[str | None, typer.Option("--profile", metavar="FILE", help="Fitted figures to use over the shipped ones.")]
+MemoryMargin = Annotated[
+    float | None,
+    typer.Option("--memory-margin", parser=number, metavar="F", help="Share of memory to keep free; a plan keeps 0.15."),
+]
+VocabSize = Annotated[
+    int | None, typer.Option("--vocab-size", parser=whole, metavar="N", help="Vocabulary, where it differs from the model's.")
+]
+ExpertImbalance = Annotated[
+    float | None,
+    typer.Option("--expert-imbalance", parser=number, metavar="F", help="Tokens of the fullest device over the mean."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")]

@@ -1,0 +1,164 @@
+"""Answers beyond the fastest layout: fronts over several aims, what changed hardware would bring, what doubtful figures may
+cost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..cost_models.profile import Profile
+from .aims import STEP_TIME, Aims, front_of, knee_place, least_place, representatives
+from .evolution import GENERATIONS, POPULATION, SAMPLED, evolved_front
+from .incumbent import Setting, searched
+from .pareto import EXACT_LAYOUTS, Archive, Job, Point, exact_front, jobs_of, price_layouts, refined
+from .planner import price_layout
+from .result import FrontCertificate, FrontPoint, Plan, PricedLayout
+from .robust import robust
+from .sensitivity import sensitivity
+from .study import Refine, study
+
+SHOWN = 16
+KNEE = "knee"
+"""The mark of the suggested compromise: of the shown layouts the one whose largest shortfall is least, each aim scaled from its
+least to its greatest value among them."""
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked beside the plan."""
+
+    aims: Aims
+    sensitivity: bool = False
+    robust: bool = False
+    refine: Refine | None = None
+
+
+def answered(found: Plan, profile: Profile, asked: Questions, top: int, progress: Progress | None = None) -> Plan:
+    """The plan with the answers to what else was asked; sensitivity, robustness and refinement are those of its step time."""
+    setting = Setting(found.problem, profile)
+    fastest = found
+
+    def share(stage: str) -> Callable[[float], None] | None:
+        return None if progress is None else lambda value: progress(stage, value)
+
+    if asked.sensitivity:
+        changed = sensitivity(setting, fastest.plan.layout, fastest.plan.step_time_s, share("changing the hardware"))
+        found = found.model_copy(update={"sensitivity": changed})
+    if asked.robust:
+        nominal = [one.layout for one in (fastest.plan, *fastest.alternatives)]
+        found = found.model_copy(update={"robust": robust(setting, nominal, share("trying scenarios"))})
+    if asked.refine is not None:
+        found = found.model_copy(update={"refined": study(setting, fastest, asked.refine, share("refining"))})
+    if asked.aims.names != (STEP_TIME,):
+        found = with_front(found, setting, asked.aims, top, share("weighing aims"))
+    return found
+
+
+def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Callable[[float], None] | None = None) -> Plan:
+    """The plan least in the first aim (of equal ones the fastest) and, for several aims, the front."""
+    begun = time.monotonic()
+    counted = aims if len(aims.names) > 1 else replace(aims, names=(*aims.names, STEP_TIME))
+    jobs = jobs_of(setting.problem, setting.profile, counted)
+    archive = Archive(len(counted.names))
+    price_layouts(archive, jobs, 0, counted, [one.layout for one in (found.plan, *found.alternatives)])
+    for place, job in enumerate(jobs[1:], start=1):
+        fastest = searched(Setting(job.problem, setting.profile), top).best
+        if fastest:
+            price_layouts(archive, jobs, place, counted, [candidate.layout for candidate in fastest])
+    legal = sum(job.space.listed for job in jobs)
+    exact = legal <= EXACT_LAYOUTS
+    archive = (exact_front if exact else evolved_front)(jobs, counted, archive, progress=progress)
+    points, within = _shown(jobs, counted, archive)
+    certificate = FrontCertificate(
+        method="exact" if exact else "nsga2",
+        covers=_covers(jobs, exact),
+        aims=counted.names,
+        units={name: counted.unit(name) for name in counted.names},
+        legal=legal,
+        size=len(archive.points),
+        within=within,
+        seconds=time.monotonic() - begun,
+    )
+    found = _led_by(found, jobs, counted, points, top)
+    front = None if len(aims.names) == 1 else _front(jobs, counted, points)
+    return found.model_copy(update={"front": front, "front_certificate": certificate})
+
+
+def _shown(jobs: list[Job], aims: Aims, archive: Archive) -> tuple[list[Point], float]:
+    """Points that stand for the whole front, refined, by rising step time (or first aim), and within what share they do."""
+    figures = archive.figures
+    always = [*(least_place(figures, aim, aims.names) for aim in range(len(aims.names))), knee_place(figures)]
+    kept, within = representatives(figures, always, SHOWN)
+    points = [refined(jobs, aims, archive.points[place]) for place in kept]
+    points = [points[place] for place in front_of(_figures(points))]
+    by = aims.names.index(STEP_TIME) if STEP_TIME in aims.names else 0
+    return sorted(points, key=lambda point: point.figures[by]), within
+
+
+def _led_by(found: Plan, jobs: list[Job], aims: Aims, points: list[Point], top: int) -> Plan:
+    """The plan with the least of the first aim in front, followed by the points that give up least of it.
+
+    Where that aim is the step time, what was searched and proved stands as it is. The certificate goes on speaking of step time.
+    """
+    if aims.names[0] == STEP_TIME:
+        return found
+    best = points[least_place(_figures(points), 0, aims.names)]
+    others = sorted((point for point in points if point is not best and point.job == best.job), key=lambda point: point.figures)
+    winner = price_layout(jobs[best.job].model, best.layout, simulated=True)
+    gap = winner.step_time_s / found.certificate.lower_bound_s - 1.0
+    alternatives = tuple(price_layout(jobs[best.job].model, one.layout, simulated=False) for one in others[: top - 1])
+    if not others and best.job == 0:  # the fastest layout is the least in both
+        alternatives = found.alternatives
+    certificate = found.certificate.model_copy(update={"gap": gap, "status": "feasible" if gap > 0 else found.certificate.status})
+    return found.model_copy(
+        update={
+            "problem": jobs[best.job].problem,
+            "plan": winner,
+            "certificate": certificate,
+            "alternatives": alternatives,
+            "ties": (),
+        }
+    )
+
+
+def _front(jobs: list[Job], aims: Aims, points: list[Point]) -> tuple[FrontPoint, ...]:
+    """Points in the plan's shape, the extremes and the knee marked."""
+    figures = _figures(points)
+    marks: list[list[str]] = [[] for _ in points]
+    for aim, name in enumerate(aims.names):
+        marks[least_place(figures, aim, aims.names)].append(f"least {name}")
+    marks[knee_place(figures)].append(KNEE)
+    found = []
+    for point, own in zip(points, marks, strict=True):
+        priced = price_layout(jobs[point.job].model, point.layout, simulated=False)
+        shape = {name: getattr(priced, name) for name in PricedLayout.model_fields}
+        found.append(FrontPoint(**shape, aims=dict(zip(aims.names, point.figures, strict=True)), marks=tuple(own)))
+    return tuple(found)
+
+
+def _figures(points: list[Point]) -> np.ndarray:
+    return np.array([point.figures for point in points])
+
+
+def _covers(jobs: list[Job], exact: bool) -> str:
+    """What is proved of a front, in words."""
+    legal = sum(job.space.listed for job in jobs)
+    counts = [job.problem.devices for job in jobs]
+    where = f", on {', '.join(map(str, counts))} devices" if len(counts) > 1 else ""
+    each = " on each of these counts" if len(counts) > 1 else ""
+    if exact:
+        return (
+            f"all {legal:,} layouts{where} with everything overlapped that the stack can, each with the split that the search "
+            "starts from or, where that does not fit, the fastest that does: none is better than the front in one aim without "
+            "being worse in another. Those shown then got the fastest split that needs no more memory. Other splits are covered "
+            f"for the least step time{each} only."
+        )
+    return (
+        f"{legal:,} legal layouts{where} are too many to price: NSGA-II, {GENERATIONS} generations of {POPULATION}, started from "
+        f"the fastest layouts{each} and from the front of {SAMPLED:,} evenly spaced ones. Only the least step time{each} is proved."
+    )

@@ -1,0 +1,74 @@
+"""Searches of changed problems that start from what is known: layouts priced there, whose times the search has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..cost_models.profile import Profile
+from ..cost_models.step import CostModel
+from ..search_spaces.enumeration import Space
+from ..search_spaces.layout import Floats, Layout, LayoutTable, Problem, Split
+from .search import EQUAL, Candidate, Found, Search
+from .stages import best_partitions, default_cuts, partitioned_exactly
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A problem with the profile that it is priced by."""
+
+    problem: Problem
+    profile: Profile
+
+    def model(self) -> CostModel:
+        return CostModel(self.problem, self.profile)
+
+
+def searched(setting: Setting, top: int = 1, ceiling_s: float = np.inf) -> Found:
+    """The best frames of a setting that are faster than the ceiling. KeyboardInterrupt ends it without an answer."""
+    found = Search(Space(setting.problem), setting.model(), top, ceiling_s=ceiling_s).run()
+    if not found.complete:
+        raise KeyboardInterrupt
+    return found
+
+
+def fastest(setting: Setting, known: Sequence[Layout] = ()) -> Candidate | None:
+    """The fastest layout of a setting, None if nothing fits; `known` are legal layouts of it that the search need not repeat."""
+    best = min((re_cut(setting, layout) for layout in known), key=lambda c: c.step_time_s, default=None)
+    if best is None or not np.isfinite(best.step_time_s):
+        best = None
+    found = searched(setting, 1, np.inf if best is None else best.step_time_s * (1.0 - EQUAL)).best
+    return found[0] if found else best
+
+
+def re_cut(setting: Setting, layout: Layout) -> Candidate:
+    """A layout with the best stages that it has in a setting; infinite time where none fit."""
+    model = setting.model()
+    table = LayoutTable.from_layouts([layout])
+    rows, split = model.rows(table), table.splits[0]
+    if partitioned_exactly(setting.problem, table).all():
+        best = best_partitions(model, rows, np.full(1, np.inf), model.usable_bytes)
+        if not np.isfinite(best.time_s[0]):
+            return Candidate(np.inf, layout)
+        found = best.cuts
+    else:
+        found = default_cuts(model, rows)
+    priced = model.price_cuts(rows, found)
+    cuts = tuple(int(c) for c in found[0])
+    stages = Split(split.pp, split.vpp, cuts).stages(setting.problem.model.num_layers, layout.recompute)
+    step_s = float(priced.step_time_s[0]) if priced.fits[0] else np.inf
+    return Candidate(step_s, layout.model_copy(update={"stages": stages}))
+
+
+def times_s(setting: Setting, layouts: Sequence[Layout], limit_bytes: float) -> Floats:
+    """Step times of layouts with their stages as they are, (n,); infinite for those above the limit of a device."""
+    priced = setting.model().price(LayoutTable.from_layouts(layouts))
+    return np.where(priced.peak_bytes <= limit_bytes, priced.step_time_s, np.inf)
+
+
+def same_choice(first: Layout, other: Layout) -> bool:
+    """Whether two layouts differ in nothing but where stages are cut."""
+    aside = {"stages", "overlap"}
+    return first.model_dump(exclude=aside) == other.model_dump(exclude=aside)
