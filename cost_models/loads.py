@@ -38,11 +38,6 @@ class Loads:
         forward, backward, dense, expert, saved = (each.reshape(len(each), -1, pp).sum(axis=1) for each in self.columns)
         return Loads(forward, backward, dense, expert, saved, self.experts)
 
-    def take(self, rows: Ints) -> Loads:
-        """The given rows."""
-        forward, backward, dense, expert, saved = (each[rows] for each in self.columns)
-        return Loads(forward, backward, dense, expert, saved, self.experts)
-
 
 @dataclass(frozen=True)
 class End:
@@ -108,10 +103,6 @@ class Prefix:
         sums = (getattr(self, name)[factor] for name in list(Prefix.__dataclass_fields__)[:7])
         ends = (End(*(getattr(end, name)[factor] for name in End.__dataclass_fields__)) for end in (self.embedding, self.head))
         return Prefix(*sums, *ends, depth, self.second_embedding)  # type: ignore[call-arg]
-
-    def take(self, rows: npt.NDArray[np.intp]) -> Prefix:
-        """The given rows."""
-        return self.gathered(rows, self.depth[rows])
 
     @property
     def blocks(self) -> int:

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ..search_spaces.layout import Floats, Ints
 
@@ -157,11 +156,3 @@ class Pieces:
         each = [(count, self.pieces[name]) for name, count in self.counts.items()]
         dense = np.sum([count * piece.dense_weights for count, piece in each], axis=0)
         return dense, np.sum([count * piece.expert_weights for count, piece in each], axis=0)
-
-    def take(self, rows: npt.NDArray[np.intp]) -> Pieces:
-        """The given rows."""
-        picked = {
-            name: Piece(*(getattr(piece, field.name)[..., rows] for field in fields(Piece))) for name, piece in self.pieces.items()
-        }
-        each = (getattr(self, field.name)[rows] for field in fields(Pieces)[2:])
-        return Pieces(picked, self.blocks, *each)
