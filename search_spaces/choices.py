@@ -31,12 +31,14 @@ from .layout import (
     row_keys,
 )
 from .model import DenseMlp, LatentAttention, MoeMlp
+from .quantities import PER_MILLE
 from .switches import names as switches
 
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 PIPELINE = ("micro_batch", "num_microbatches", "vpp", "schedule", "recompute_mode", "recompute_modules", "recompute_layers")
 SHARING = ("cp_type", "sharding", "hsdp", "optimizer_offload", "activation_offload", "rank_order")
-PRICED_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+PLANNED_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+"""Schedules that the search lists: those whose price it can bound by a closed form. evaluate prices the others by replay."""
 PRICED_CP_TYPES = ("p2p", "allgather", "a2a")
 MAX_MICRO_BATCH = 16
 MAX_VPP = 8
@@ -61,8 +63,8 @@ class Choices:
         fix = self.problem.workload.fix
         micro = self.candidates("micro_batch", (v for v in divisors(self.constants["global_batch"]) if v <= MAX_MICRO_BATCH))
         vpp = self.candidates("vpp", range(1, MAX_VPP + 1))
-        offered = [name for name in self.problem.stack.schedules if name in PRICED_SCHEDULES]
-        schedules = [name for name in fix.get("schedule", offered) if name in PRICED_SCHEDULES]
+        offered = [name for name in self.problem.stack.schedules if name in PLANNED_SCHEDULES]
+        schedules = [name for name in fix.get("schedule", offered) if name in PLANNED_SCHEDULES]
         rows = [
             (mb, 0, v, SCHEDULES.index(s), r.mode, r.modules, r.layers)
             for mb, v, s, r in product(micro, vpp, schedules, self.recomputes())
@@ -124,7 +126,8 @@ class Choices:
         recomputes = len({tuple(row) for row in zip(*(choices[n].tolist() for n in PIPELINE[4:]), strict=True)})
         experts = f"ep: all that divide the {c['experts']} experts" if c["experts"] else "a dense model's ep and etp are 1"
         single, several = (self.problem.stack.cuts_freely(vpp) for vpp in (1, 2))
-        splits = f"every contiguous split of 1F1B, chunks of other schedules {'balanced' if several else 'equal'}"
+        splits = "1F1B cut by the best min–max over every contiguous split or balanced, then moved block by block while faster"
+        splits += f"; chunks of other schedules {'balanced' if several else 'equal'}"
         parts = {
             "tp": f"tp: all that divide the {c['heads'] or c['linear_heads']} heads",
             "cp": "cp: all that divide the sequence",
@@ -148,9 +151,14 @@ class Choices:
 
 
 def work_kinds(choices: Mapping[str, Any]) -> Ints:
-    """A number for every sharing choice, equal where a micro-batch costs the same: cp type, and how FSDP gathers weights."""
+    """A number for every sharing choice, equal where a micro-batch costs the same: cp type, activations that are moved, and how
+    FSDP gathers weights.
+    """
     gathers = choices["sharding"] >= SHARDINGS.index("zero2")
-    return row_keys([choices["cp_type"], *(np.where(gathers, choices[name], 0) for name in ("sharding", "hsdp", "rank_order"))])
+    moved = np.rint(choices["activation_offload"] * PER_MILLE).astype(np.int64)
+    return row_keys(
+        [choices["cp_type"], moved, *(np.where(gathers, choices[name], 0) for name in ("sharding", "hsdp", "rank_order"))]
+    )
 
 
 def divisors(number: int) -> list[int]:

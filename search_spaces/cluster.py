@@ -126,12 +126,23 @@ class PoolTier(Frozen):
     memory_bytes_per_device: Bytes
 
 
+class Storage(Frozen):
+    """The distributed storage that checkpoints outlive a failure in: each device's share when all write or read at once."""
+
+    bandwidth_bytes_per_s: Bandwidth
+
+
 class FailureRates(Frozen):
-    """Failures per year, left blank where nobody has published them."""
+    """Interruptions of a job per year and unit, and what coming back takes; blank where nothing is known.
+
+    A rate of devices may hold all that interrupts a job, where only their number is published. `restart_s` are the seconds from a
+    failure to a job that runs again, but for reading its states and redoing lost work.
+    """
 
     device_per_year: Figure | None = None
     server_per_year: Figure | None = None
     supernode_per_year: Figure | None = None
+    restart_s: Figure | None = None
 
 
 class ClusterSpec(Frozen):
@@ -144,6 +155,7 @@ class ClusterSpec(Frozen):
     host_link: HostLink
     pool: PoolTier | None = None
     failures: FailureRates = FailureRates()
+    storage: Storage | None = None
     max_devices: PositiveInt | None = None
     default_stack: str
     compute_slowdown_beside_communication: Annotated[Figure | None, Field()] = None
@@ -190,6 +202,14 @@ class ClusterSpec(Frozen):
                 f"{self.accelerator.memory_bytes.value:g} bytes"
             )
         return self
+
+    def tier(self, to: Literal["host", "pool"]) -> HostLink | PoolTier:
+        """Where offloaded bytes go. KeyError for a pool where the cluster has none."""
+        if to == "host":
+            return self.host_link
+        if self.pool is None:
+            raise KeyError(to)
+        return self.pool
 
     def level_name(self, word: str) -> str:
         """The level that a user's word names; "supernode" is always the scale-up level. KeyError if there is none."""

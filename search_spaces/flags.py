@@ -116,20 +116,27 @@ def parse_constraint(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(parse_clause(text, "constraint").negated) for text in _split(given)))
 
 
+WHERE_THEY_FIT = ("tp", "cp", "ep", "etp")
+"""Dimensions whose groups begin a unit of their own whatever the rank order, so that whether they fit depends on their size."""
+
+
 def parse_inside(given: str | Iterable[str] | Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """Levels and the dimensions whose groups must stay within one of their units: "supernode:tp,sp,ep;server:tp".
 
-    SP runs over the TP group, so "sp" comes back as "tp". InputError names a dimension that is none; whether the level exists
-    is the cluster's to say.
+    SP runs over the TP group, so "sp" comes back as "tp"; "ep?" asks only for groups that fit into a unit. InputError names a
+    dimension that is none; whether the level exists is the cluster's to say.
     """
     inside: dict[str, tuple[str, ...]] = {}
     for level, names in _inside_pairs(given):
         dimensions = []
         for name in names:
-            dimension = "tp" if name == "sp" else name
+            bare = name.removesuffix("?")
+            dimension = "tp" if bare == "sp" else bare
             if dimension not in DIMENSIONS:
                 raise InputError(f"inside: {name!r} is not a dimension: {', '.join(DIMENSIONS)} or sp")
-            dimensions.append(dimension)
+            if bare != name and dimension not in WHERE_THEY_FIT:
+                raise InputError(f"inside: {name!r}: only {', '.join(WHERE_THEY_FIT)} can be kept inside where they fit")
+            dimensions.append(dimension + name[len(bare) :])
         inside[level] = tuple(dict.fromkeys((*inside.get(level, ()), *dimensions)))
     return inside
 

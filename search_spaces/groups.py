@@ -1,25 +1,45 @@
 """Where the ranks of each dimension sit: size, stride and phase of its groups against the units of every network level.
 
-A group's ranks are stride apart. Against a level whose units hold U devices, what a collective needs to know is how many units the
-worst-placed group touches. A product of extents is the special case in which everything divides; 72, 384 or TP 16 over servers
-of 24 are not.
+A group's ranks are stride apart. Against a level whose units hold U devices, what the slowest collective needs to know is how many
+units the worst-placed group touches and how few of its ranks the emptiest of those holds; what all of them send together follows
+from the means. A product of extents is the special case in which everything divides; 72, 384 or TP 16 over servers of 24 are not.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from .layout import RANK_ORDERS, Floats, Ints, LayoutTable
+from .layout import RANK_ORDERS, Bools, Floats, Ints, LayoutTable
 
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
 PP_INSIDE_DP = RANK_ORDERS.index("tp-cp-ep-pp-dp")
+REMEMBERED = 1 << 16
+"""Placements that are kept: more than any table has of groups that do not tile their units."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How the groups of many layouts lie on the units of one level, mean over all groups of a job, (n,) each.
+
+    `units` that a group touches; `mates` of its group, itself included, that a rank finds in its own unit; `straddling`: the share
+    of groups that touch more than one unit.
+    """
+
+    units: Floats
+    mates: Floats
+    straddling: Floats
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of one dimension over many layouts: `size` ranks, `stride` apart; both (n,)."""
+    """The groups of one dimension over many layouts: `size` ranks, `stride` apart; both (n,).
+
+    They tile the ranks in blocks of stride·size, `stride` groups a block, one rank after the other.
+    """
 
     size: Ints
     stride: Ints
@@ -27,14 +47,73 @@ class Groups:
     def units(self, unit_size: int, devices: int) -> Floats:
         """Units of `unit_size` that the worst-placed group of a job of `devices` touches, (n,).
 
-        Groups tile the ranks in blocks of stride·size, so a block starts at a multiple of gcd(stride·size, U) into a unit;
-        the worst start leaves gcd devices of the unit.
+        A group that starts at place φ of a unit and is stride·(size−1) long ends in the ⌊(φ + length) / U⌋th unit after it.
+        """
+        latest = self._phases(unit_size, devices)[0]
+        touched = (latest + self.stride * (self.size - 1)) // unit_size + 1
+        touched = np.where(self.stride >= unit_size, self.size, touched)
+        return np.minimum(np.minimum(self.size, touched), -(-devices // unit_size)).astype(np.float64)
+
+    def least(self, unit_size: int, devices: int) -> Floats:
+        """Ranks that the emptiest unit of `unit_size` holds of a group that touches it, (n,).
+
+        A group that leaves its first unit has ⌈(U − φ) / stride⌉ ranks there, fewest where it starts latest; likewise at its end.
+        """
+        latest, earliest = self._phases(unit_size, devices)
+        first = -(-(unit_size - latest) // self.stride)
+        last = earliest // self.stride + 1
+        whole = np.where(self.units(unit_size, devices) > 1, np.minimum(first, last), self.size)
+        return np.where(self.stride >= unit_size, 1, np.minimum(whole, self.size)).astype(np.float64)
+
+    def placement(self, unit_size: int, devices: Ints) -> Placement:
+        """The means over all groups of jobs of `devices` (n,)."""
+        block = self.stride * self.size
+        apart = self.stride >= unit_size
+        within = (unit_size % block == 0) | (devices <= unit_size)
+        each = np.where(apart, 1.0, np.where(within, self.size, unit_size / self.stride))
+        units, straddling = self.size / each, np.where(each < self.size, 1.0, 0.0)
+        ragged = ~apart & ~within & ((unit_size % self.stride > 0) | (block % unit_size > 0))
+        for row in np.flatnonzero(ragged):
+            found = _counted(int(self.size[row]), int(self.stride[row]), unit_size, int(devices[row]))
+            units[row], each[row], straddling[row] = found
+        return Placement(units, each, straddling)
+
+    def _phases(self, unit_size: int, devices: int) -> tuple[Ints, Ints]:
+        """Latest place in a unit where a group starts, and the earliest where one that did not start there ends, (n,) each.
+
+        Blocks start at multiples of gcd(stride·size, U), at all of them if there are enough blocks.
         """
         block = self.stride * self.size
         step = np.gcd(block, unit_size)
-        touched = (unit_size - step + block - 1) // unit_size + 1
-        touched = np.where(self.stride >= unit_size, self.size, touched)
-        return np.minimum(np.minimum(self.size, touched), -(-devices // unit_size)).astype(np.float64)
+        latest, earliest = unit_size - step, step.copy()
+        few: Bools = (unit_size % block > 0) & (devices // np.maximum(block, 1) < unit_size // step)
+        for row in np.flatnonzero(few):
+            latest[row], earliest[row] = _residues(int(block[row]), unit_size, devices // int(block[row]))
+        return np.minimum(latest + self.stride - 1, unit_size - 1), np.maximum(earliest - self.stride, 0)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _residues(block: int, unit: int, blocks: int) -> tuple[int, int]:
+    """The largest place in a unit at which one of the first `blocks` blocks starts, and the smallest above 0 at which one ends."""
+    edges = np.arange(max(blocks, 1) + 1) * block % unit
+    ends = edges[1:][edges[1:] > 0]
+    return int(edges[:-1].max()), int(ends.min()) if len(ends) else unit
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _counted(size: int, stride: int, unit: int, devices: int) -> tuple[float, float, float]:
+    """Mean units and mates, and the share of groups that straddle, counted rank by rank over one period of groups and units."""
+    block = size * stride
+    devices = max(devices // block, 1) * block
+    period = math.lcm(block, unit)
+    ranks = np.arange(period if devices % period == 0 else devices)
+    group, position = ranks // block * stride + ranks % stride, ranks % block // stride
+    order = np.argsort(group * size + position)
+    group, where = group[order], ranks[order] // unit
+    first = np.flatnonzero(np.concatenate([[True], (group[1:] != group[:-1]) | (where[1:] != where[:-1])]))
+    held = np.diff(first, append=len(ranks))
+    groups, touched = len(ranks) / size, np.bincount(group[first])
+    return len(first) / groups, float((held * held).sum()) / len(ranks), float((touched > 1).sum()) / groups
 
 
 def groups(table: LayoutTable, dimension: str) -> Groups:

@@ -130,18 +130,22 @@ def build_problem(
     inside: str | Iterable[str] | Mapping[str, Sequence[str]] = (),
     memory_margin: float | None = None,
     expert_imbalance: float | None = None,
+    measured_imbalance: Mapping[int, float] | None = None,
     vocab_size: int | None = None,
+    reserved_gib: float | None = None,
+    offload_to: str | None = None,
 ) -> Problem:
     """Everything that a layout is chosen for, checked, with what was assumed listed in words.
 
     Global batch in sequences, sequence length in tokens. `inside` may say "supernode" for whatever level a cluster names so.
+    `measured_imbalance` says by ep how many tokens the fullest device receives over the mean, in place of one `expert_imbalance`.
     Without a stack or framework the cluster's default stack is taken; etp is fixed to 1 for a MoE model unless `fix` says
     otherwise. InputError, in one sentence, for anything that is unknown, does not fit the cluster, or is a precision that
     accelerator or stack lack.
     """
     spec, machine = load_model(model), load_cluster(cluster)
     software = _chosen_stack(machine, stack, framework, framework_version)
-    _check_devices(machine, devices)
+    check_devices(machine, devices)
     moe = any(isinstance(kind.mlp, MoeMlp) for kind in spec.kinds.values())
     fixed, demanded = parse_fix(fix), parse_constraint(constraint)
     if memory_margin is not None and not 0 <= memory_margin < 1:
@@ -155,10 +159,15 @@ def build_problem(
         "demanded": demanded,
         "inside": _known_levels(machine, parse_inside(inside)),
         "memory_margin": None if memory_margin is None else {"fraction": memory_margin, "evaluated": memory_margin},
-        "expert_imbalance": expert_imbalance,
+        **_imbalance(expert_imbalance, measured_imbalance or {}),
         "vocab_size": vocab_size,
+        "reserved_gib": reserved_gib,
+        "offload_to": offload_to,
     }
     workload = to_record(Workload, {key: value for key, value in given.items() if value is not None}, "workload")
+    _check_reserve(machine, workload)
+    if workload.offload_to == "pool" and machine.pool is None:
+        raise InputError(f"offload-to = pool: {machine.name} has no pool of memory; host is what it has")
     if not math.isfinite(workload.expert_imbalance):
         raise InputError("workload: expert_imbalance must be finite")
     _check_precision(machine, software, workload)
@@ -175,6 +184,26 @@ def build_problem(
             *_assumptions(spec, machine, software, workload),
         ),
     )
+
+
+def _imbalance(one: float | None, measured: Mapping[int, float]) -> dict[str, object]:
+    """The workload's figures: the largest that was measured, and what share of its excess each ep has."""
+    if not measured:
+        return {"expert_imbalance": one}
+    if one is not None:
+        raise InputError(f"expert_imbalance {one:g} is given beside measured loads; give one of the two")
+    most = max(measured.values())
+    shape = {ep: (value - 1.0) / (most - 1.0) for ep, value in measured.items()} if most > 1.0 else {}
+    return {"expert_imbalance": most, "imbalance_shape": shape}
+
+
+def _imbalance_words(workload: Workload) -> str:
+    if not workload.imbalance_shape:
+        return f"the fullest device receives {workload.expert_imbalance:g} times the mean of routed tokens"
+    widest = max(workload.imbalance_shape)
+    shown = [ep for ep in sorted(workload.imbalance_shape) if ep in (8, 16, 64, widest)]
+    said = ", ".join(f"{workload.imbalance_at(ep):.3g} times at ep {ep}" for ep in shown)
+    return f"the fullest device receives by measured loads, experts in their order, over the mean of routed tokens: {said}"
 
 
 def _read_cluster(path: Path) -> ClusterSpec:
@@ -256,13 +285,20 @@ def _chosen_stack(cluster: ClusterSpec, stack: Source | Stack | None, framework:
     return chosen
 
 
-def _check_devices(cluster: ClusterSpec, devices: int) -> None:
+def check_devices(cluster: ClusterSpec, devices: int) -> None:
+    """InputError for a number of devices that is none, or more than a cluster has or a plan reaches."""
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
         raise InputError(f"devices = {devices!r}: must be a whole number of at least 1")
     if cluster.max_devices is not None and devices > cluster.max_devices:
         raise InputError(f"devices = {devices}: {cluster.name} has at most {cluster.max_devices}")
     if devices > MOST_DEVICES:
         raise InputError(f"devices = {devices}: plans reach up to {MOST_DEVICES:,}")
+
+
+def _check_reserve(cluster: ClusterSpec, workload: Workload) -> None:
+    left = (cluster.accelerator.memory_bytes.value - cluster.context_bytes.value) * (1.0 - workload.memory_margin.fraction) / 2**30
+    if workload.reserved_gib >= left:
+        raise InputError(f"reserve = {workload.reserved_gib:g} GiB: a device of {cluster.name} has {left:.1f} GiB to give")
 
 
 def _check_precision(cluster: ClusterSpec, stack: Stack, workload: Workload) -> None:
@@ -296,11 +332,13 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
     if "sequence_parallel" not in workload.fix:
         yield "sequence parallelism is on wherever tp > 1"
     if any(isinstance(kind.mlp, MoeMlp) for kind in model.kinds.values()):
-        yield f"the fullest device receives {workload.expert_imbalance:g} times the mean of routed tokens"
+        yield _imbalance_words(workload)
     yield (
         f"Adam with {stack.optimizer_bytes:g} bytes of states and a {stack.gradient_bytes}-byte gradient per parameter, "
         f"all parameters trained, sequences of {workload.seq_len} tokens not packed"
     )
+    if workload.reserved_gib:
+        yield f"{workload.reserved_gib:g} GiB of every device are reserved and hold nothing of the plan"
     margin = workload.memory_margin
     yield f"a plan keeps {margin.fraction:.0%} of the memory left after the context free, a single layout {margin.evaluated:.0%}"
     figures = list(_figures(cluster, workload))
@@ -331,5 +369,6 @@ def _figures(cluster: ClusterSpec, workload: Workload) -> Iterable[tuple[str, Fi
     if cluster.compute_slowdown_beside_communication is not None:
         yield f"{cluster.name} compute_slowdown_beside_communication", cluster.compute_slowdown_beside_communication
     if workload.fix.get("offload") != ("none",):
-        yield f"{cluster.name} host_link bandwidth_bytes_per_s", cluster.host_link.bandwidth_bytes_per_s
-        yield f"{cluster.name} host_link memory_bytes_per_device", cluster.host_link.memory_bytes_per_device
+        name, tier = ("pool", cluster.pool) if workload.offload_to == "pool" and cluster.pool else ("host_link", cluster.host_link)
+        yield f"{cluster.name} {name} bandwidth_bytes_per_s", tier.bandwidth_bytes_per_s
+        yield f"{cluster.name} {name} memory_bytes_per_device", tier.memory_bytes_per_device

@@ -126,12 +126,14 @@ class Split:
     """Where the sequence of blocks (decoder layers, then MTP layers) is cut into pp·vpp chunks.
 
     `cuts` has pp·vpp+1 entries, from 0 to the number of blocks, not decreasing; chunk c of the virtual pipeline holds blocks
-    cuts[c] … cuts[c+1]−1 and sits on stage c mod pp. The embedding is in the first chunk, the loss in the last.
+    cuts[c] … cuts[c+1]−1 and sits on stage c mod pp or, `folded` into a V, first down the stages and then back up. The embedding is
+    in the first chunk, the loss in the last.
     """
 
     pp: int
     vpp: int
     cuts: tuple[int, ...]
+    folded: bool = False
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -151,21 +153,27 @@ class Split:
                 recompute=recompute,
             )
 
-        return tuple(Stage(stage=s, chunks=tuple(chunk(v * self.pp + s) for v in range(self.vpp))) for s in range(self.pp))
+        places = range(self.pp), range(self.vpp)
+        return tuple(Stage(stage=s, chunks=tuple(chunk(self._chunk(s, v)) for v in places[1])) for s in places[0])
+
+    def _chunk(self, stage: int, turn: int) -> int:
+        """The chunk that a stage holds as its first, second, …"""
+        return (turn + 1) * self.pp - 1 - stage if self.folded and turn % 2 else turn * self.pp + stage
 
     @classmethod
     def from_stages(cls, stages: Sequence[Stage]) -> Split:
         """Reads `stages` back; ValueError names the first chunk that does not follow on from the one before."""
         pp, vpp = len(stages), len(stages[0].chunks)
+        folded = pp > 1 and vpp == 2 and stages[0].chunks[1].loss
         cuts = [0]
         for index in range(pp * vpp):
-            chunk = stages[index % pp].chunks[index // pp]
+            turn, place = divmod(index, pp)
+            stage = pp - 1 - place if folded and turn % 2 else place
+            chunk = stages[stage].chunks[turn]
             if chunk.layers is not None and chunk.layers[0] != cuts[-1]:
-                raise ValueError(
-                    f"stage {index % pp} chunk {index // pp} starts at layer {chunk.layers[0]} where layer {cuts[-1]} is next"
-                )
+                raise ValueError(f"stage {stage} chunk {turn} starts at layer {chunk.layers[0]} where layer {cuts[-1]} is next")
             cuts.append(cuts[-1] + (chunk.layers[1] - chunk.layers[0] + 1 if chunk.layers else 0) + chunk.mtp)
-        return cls(pp, vpp, tuple(cuts))
+        return cls(pp, vpp, tuple(cuts), folded)
 
 
 class Layout(Frozen):
@@ -382,17 +390,26 @@ class LayoutTable:
 
 
 def row_keys(columns: Sequence[npt.NDArray[np.generic]]) -> Ints:
-    """One integer per row, equal exactly where all columns are, and not much larger than there are rows, (n,).
+    """One integer from 0 on per row, equal exactly where all columns are, and not much larger than there are rows, (n,).
 
-    Mixed radix, numbered anew whenever the numbers outgrow a table of who uses which: sorting a million rows takes longer.
+    Mixed radix, numbered anew whenever the numbers would outgrow a table of who uses which: sorting a million rows takes longer.
     """
     key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     largest = max(1 << 16, 4 * len(key))
-    for column in columns:
-        digit, radix = _dense(_whole(np.asarray(column)))
-        key, span = key * radix + digit, span * radix
-        if span > largest:
+    for column in columns if len(key) else ():
+        digit = _whole(np.asarray(column))
+        low, radix = _span(digit)
+        if radix == 1:
+            continue
+        if span * radix > largest:  # a column has few values, so that its table is the smaller one
+            digit, radix = _dense(digit)
+            low = 0
+        if span * radix > largest:
             key, span = _dense(key)
+        key *= radix
+        key += digit
+        key -= low
+        span *= radix
     return key
 
 
@@ -413,12 +430,17 @@ def _whole(column: npt.NDArray[np.generic]) -> Ints:
     return whole if (whole == column).all() else np.unique(column, return_inverse=True)[1].reshape(-1)
 
 
+def _span(numbers: Ints) -> tuple[int, int]:
+    """The least of some numbers, and how far they reach from it, both ends counted."""
+    low = int(numbers.min())
+    return low, int(numbers.max()) - low + 1
+
+
 def _dense(numbers: Ints) -> tuple[Ints, int]:
     """The same numbers, each in place of its rank among those that occur, and how many these are."""
     if not len(numbers):
         return numbers, 1
-    low = int(numbers.min())
-    span = int(numbers.max()) - low + 1
+    low, span = _span(numbers)
     if span == 1:
         return numbers - low, 1
     if span > 4 * len(numbers) + 64:
@@ -427,8 +449,10 @@ def _dense(numbers: Ints) -> tuple[Ints, int]:
     offset = numbers - low
     used = np.zeros(span, dtype=bool)
     used[offset] = True
-    rank = np.cumsum(used) - 1
-    return rank[offset], int(rank[-1]) + 1
+    values = np.flatnonzero(used)
+    rank = np.empty(span, dtype=np.int32)
+    rank[values] = np.arange(len(values), dtype=np.int32)
+    return np.take(rank, offset).astype(np.int64), len(values)
 
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")

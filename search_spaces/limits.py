@@ -23,6 +23,7 @@ from .expressions import Expression, product
 from .flags import INTEGER_COLUMNS, Clause, Comparison, Joined, parse_clause, parse_fix, parse_inside
 from .layout import (
     CP_TYPES,
+    NONE,
     RANK_ORDERS,
     RECOMPUTE_MODULES,
     SCHEDULES,
@@ -79,6 +80,11 @@ def stack_rules(problem: Problem) -> Iterable[Rule]:
 def user_rules(problem: Problem) -> Iterable[Rule]:
     """The workload's `fix`, `forbid` and `inside`. InputError names what does not exist."""
     workload = problem.workload
+    offloaded = any(parse_offload(choice)[1] > 0 for choice in workload.fix.get("offload", ()))
+    if offloaded and problem.stack.framework in ("megatron-lm", "megatron-bridge"):
+        reason = "activations are either recomputed or offloaded"  # said only where asked: it ties choices that are listed apart
+        conflict = implies(more_than("activation_offload_per_mille", 0), equal("recompute_mode", NONE))
+        yield Rule("C103b", reason, "Megatron-LM megatron/core/transformer/transformer_config.py", "stack", conflict)
     for column, values in parse_fix(workload.fix).items():
         yield Rule(f"fix {column}", f"{column} is fixed to {' or '.join(values)}", "workload.fix", "user", _fixed(column, values))
     for text in workload.forbid:
@@ -91,7 +97,8 @@ def user_rules(problem: Problem) -> Iterable[Rule]:
     for word, dimensions in parse_inside(workload.inside).items():
         level = _level(problem, word)
         for dimension in dimensions:
-            reason = f"every {dimension} group stays inside one {level}"
+            fits = " that fits" if dimension.endswith("?") else ""
+            reason = f"every {dimension.removesuffix('?')} group{fits} stays inside one {level}"
             yield Rule(f"inside {level} {dimension}", reason, "workload.inside", "user", _inside(level, dimension))
 
 
@@ -161,11 +168,13 @@ def _inside(level: str, dimension: str) -> Condition:
 
     Blocks start at multiples of their span, so a span that does not divide the unit straddles a boundary as soon as there is one.
     """
-    unit = f"unit_{level}"
+    unit, where_it_fits, dimension = f"unit_{level}", dimension.endswith("?"), dimension.removesuffix("?")
     small = at_most("devices_used", unit)
     inner = equal("rank_order", PP_INSIDE_DP)
     if dimension in SPANS:
         within: Condition = divides(SPANS[dimension], unit)
+        if where_it_fits:
+            within = any_of(more_than(SPANS[dimension], unit), within)
     elif dimension == "pp":  # outermost, or between tp·cp and dp
         within = all_of(inner, divides(product("tp", "cp", "pp"), unit))
     else:  # dp and edp: their block is the whole stage, or with pp inside them the whole job

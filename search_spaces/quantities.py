@@ -25,8 +25,9 @@ from .layout import (
     Split,
 )
 from .model import Attention, CompressedAttention, DenseMlp, LatentAttention, LinearAttention, Mamba2, ModelSpec, MoeMlp
+from .stack import Stack
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 PER_MILLE = 1000
 EVEN, FIRST_LAST, LAYER_LIST, FREE = range(4)
 """How free a split is, by the least free of the stacks' split forms that can express it."""
@@ -42,8 +43,9 @@ DERIVED: dict[str, Expression] = {
 
 
 def usable_bytes(problem: Problem) -> float:
-    """Device memory that a layout may fill, in whole MiB: capacity − context − margin."""
-    return math.floor(free_bytes(problem.cluster) * (1.0 - problem.workload.memory_margin.fraction) / MIB) * float(MIB)
+    """Device memory that a layout may fill, in whole MiB: capacity − context − margin − reserve."""
+    kept = problem.workload.memory_margin.fraction * free_bytes(problem.cluster) + problem.workload.reserved_gib * GIB
+    return math.floor((free_bytes(problem.cluster) - kept) / MIB) * float(MIB)
 
 
 def free_bytes(cluster: ClusterSpec) -> float:
@@ -58,21 +60,28 @@ def whole_mib(peak_bytes: Floats | float) -> Ints:
 
 def constants(problem: Problem) -> dict[str, int]:
     """The problem's figures that rules read, flags as 0 or 1. A count of 0 (no such part in the model) is divided by everything."""
-    cluster, workload = problem.cluster, problem.workload
-    units = cluster.allocated_sizes(problem.devices)
-    sizes = {f"unit_{level.name}": unit for level, unit in zip(cluster.levels, units, strict=True)}
+    workload = problem.workload
     return {
         "devices": problem.devices,
         "global_batch": workload.global_batch,
         "seq_len": workload.seq_len,
         "gemm_multiple": GEMM_MULTIPLE[workload.precision],
-        "supernode": sizes[f"unit_{cluster.supernode}"],
-        "supernode_size": next(level.size or problem.devices for level in cluster.levels if level.name == cluster.supernode),
         "usable_bytes": int(usable_bytes(problem)),
+        **cluster_constants(problem.cluster, problem.devices),
+        **model_constants(problem.model),
+        **stack_constants(problem.stack),
+        "most_chunks": most_chunks(problem.model, problem.stack),
+    }
+
+
+def cluster_constants(cluster: ClusterSpec, devices: int) -> dict[str, int]:
+    """What rules read of a cluster on which a job has so many devices."""
+    units = cluster.allocated_sizes(devices)
+    sizes = {f"unit_{level.name}": unit for level, unit in zip(cluster.levels, units, strict=True)}
+    return {
+        "supernode": sizes[f"unit_{cluster.supernode}"],
+        "supernode_size": next(level.size or devices for level in cluster.levels if level.name == cluster.supernode),
         **sizes,
-        **_model_constants(problem.model),
-        **_stack_constants(problem),
-        "most_chunks": _most_chunks(problem),
     }
 
 
@@ -91,14 +100,14 @@ def columns(
     return known
 
 
-def _most_chunks(problem: Problem) -> int:
+def most_chunks(model: ModelSpec, stack: Stack) -> int:
     """Chunks that can each hold a layer: MTP layers share one, which only a layout string can give them alone."""
-    model = problem.model
-    alone = model.mtp is not None and "layout" in problem.stack.split_forms
+    alone = model.mtp is not None and "layout" in stack.split_forms
     return len(model.layer_kinds) + int(alone)
 
 
-def _model_constants(model: ModelSpec) -> dict[str, int]:
+def model_constants(model: ModelSpec) -> dict[str, int]:
+    """What rules read of a model."""
     names = [*model.layer_kinds, *([model.mtp.kind] if model.mtp else [])]
     kinds = [model.kinds[name] for name in dict.fromkeys(names)]
     mixers = [kind.mixer for kind in kinds]
@@ -121,6 +130,7 @@ def _model_constants(model: ModelSpec) -> dict[str, int]:
         "mlp_width": common_factor(kind.mlp.width for kind in kinds if isinstance(kind.mlp, DenseMlp)),
         "experts": common_factor(mlp.experts for mlp in moes),
         "expert_width": common_factor(mlp.width for mlp in moes),
+        "expert_bias": int(any(mlp.bias for mlp in moes)),
         "shared_width": common_factor(mlp.shared_width for mlp in moes),
         "indexer": int(bool(indexed)),
         "compressed": int(any(isinstance(mixer, CompressedAttention) for mixer in mixers)),
@@ -129,12 +139,13 @@ def _model_constants(model: ModelSpec) -> dict[str, int]:
     }
 
 
-def _stack_constants(problem: Problem) -> dict[str, int]:
-    stack = problem.stack
+def stack_constants(stack: Stack) -> dict[str, int]:
+    """What rules read of a stack."""
     return {
         "kv_replication": int(stack.kv_replication),
         "expert_tensor_parallel": int(stack.expert_tensor_parallel),
         "optimizer_can_offload": int(stack.optimizer_offload),
+        "activations_can_offload": int(stack.activation_offload),
         "recompute_block": int(stack.recompute_block),
         "splits_first_last": int("first_last" in stack.split_forms),
         "splits_list": int("layer_list" in stack.split_forms),
@@ -151,6 +162,9 @@ def _table_columns(problem: Problem, table: LayoutTable) -> dict[str, Column]:
     # A row without a split of its own is cut by the optimizer, which places every block and asks only what the stack can say.
     known["placed_blocks"] = _gathered(table.split, [split.cuts[-1] for split in table.splits], blocks)
     known["split_form"] = _gathered(table.split, [split_form(split, layers) for split in table.splits], EVEN)
+    if "layout" in problem.stack.split_forms:  # a layout string may leave chunks of a given split empty
+        filled = most_chunks(model, problem.stack)
+        known["most_chunks"] = _gathered(table.split, [max(filled, split.pp * split.vpp) for split in table.splits], filled)
     return known
 
 

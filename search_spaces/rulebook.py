@@ -147,11 +147,25 @@ RULES: tuple[Rule, ...] = (
         implies(equal("sharding", _HSDP), divides("ep", product("hsdp", "tp"))),
     ),
     Rule(
+        "C012",
+        "MindSpore Transformers spreads experts over the dp and tp ranks of a stage",
+        "mindformers 2.1 parallel_core/training_graph/transformer/moe/ffn.py",
+        MINDFORMERS,
+        divides("ep", product("dp", "tp")),
+    ),
+    Rule(
         "C013",
         "an HSDP group is a part of the data-parallel group",
         PARALLEL_STATE,
         "arithmetic",
         implies(equal("sharding", _HSDP), all_of(at_least("hsdp", 1), divides("hsdp", product("dp", "cp")))),
+    ),
+    Rule(
+        "C013b",
+        "torchtitan's group that shards one copy of the weights holds whole CP groups",
+        "torchtitan torchtitan/distributed/parallel_dims.py",
+        TORCHTITAN,
+        implies(equal("sharding", _HSDP), divides("cp", "hsdp")),
     ),
     # Shapes
     Rule("C020", "a TP rank holds whole attention heads", CONFIG, "arithmetic", divides("tp", "heads")),
@@ -206,6 +220,13 @@ RULES: tuple[Rule, ...] = (
         "arithmetic",
         divides("tp", "state_groups"),
     ),
+    Rule(
+        "C028",
+        "experts with biases are not cut by ETP",
+        CONFIG,
+        MCORE,
+        implies(equal("expert_bias", 1), equal("etp", 1)),
+    ),
     # Batch and micro-batches
     Rule(
         "C029",
@@ -234,6 +255,13 @@ RULES: tuple[Rule, ...] = (
         "mindformers 2.1 (runtime)",
         MINDFORMERS,
         at_least("num_microbatches", "pp"),
+    ),
+    Rule(
+        "C031b",
+        "MindSpore runs GPipe only on interleaved chunks",
+        "MindSpore 2.10 set_auto_parallel_context: pipeline_config",
+        MINDFORMERS,
+        implies(_PIPELINED, one_of("schedule", _codes(SCHEDULES, "1f1b", "interleaved", "zb-v"))),
     ),
     Rule(
         "C032a",
@@ -306,6 +334,13 @@ RULES: tuple[Rule, ...] = (
         implies(all_of(_SPLIT_CP, equal("cp_type", _A2A)), divides(product("tp", "cp"), "kv_heads")),
     ),
     Rule(
+        "C044c",
+        "DeepSpeed divides the world by the sequence groups alone to find its batch",
+        "deepspeed runtime/config.py: sequence_parallel_size",
+        DEEPSPEED,
+        implies(_SPLIT_CP, all_of(equal("tp", 1), equal("pp", 1))),
+    ),
+    Rule(
         "C045",
         "hybrid CP is a ring of all-to-all groups, both of at least two",
         f"{MINDSPEED_FEATURES}/context_parallel",
@@ -335,6 +370,20 @@ RULES: tuple[Rule, ...] = (
         "torchtitan torchtitan/models/deepseek_v3/mtp.py",
         TORCHTITAN,
         implies(more_than("mtp_layers", 0), all_of(equal("cp", 1), equal("pp", 1))),
+    ),
+    Rule(
+        "C049b",
+        "torchtitan's flexible attention gathers keys and values over CP, and has no ring",
+        "torchtitan torchtitan/distributed/context_parallel/api.py",
+        TORCHTITAN,
+        implies(_SPLIT_CP, equal("cp_type", _ALLGATHER)),
+    ),
+    Rule(
+        "C068",
+        "Megatron-LM before 0.14 trains MTP layers without CP",
+        f"{ARGUMENTS} (0.12.3, 0.13.1)",
+        Frameworks(("megatron-lm",), "<0.14"),
+        implies(more_than("mtp_layers", 0), equal("cp", 1)),
     ),
     # Pipeline and its cuts
     Rule(
@@ -375,7 +424,13 @@ RULES: tuple[Rule, ...] = (
         "arithmetic",
         implies(more_than("vpp", 1), _PIPELINED),
     ),
-    Rule("C064b", "several chunks per stage are interleaved", ARGUMENTS, "arithmetic", implies(more_than("vpp", 1), _INTERLEAVES)),
+    Rule(
+        "C064b",
+        "several chunks per stage are interleaved, or two of them folded into a V",
+        ARGUMENTS,
+        "arithmetic",
+        implies(more_than("vpp", 1), any_of(_INTERLEAVES, all_of(_V_SHAPED, equal("vpp", 2)))),
+    ),
     Rule(
         "C064c",
         "the interleaved schedule needs several chunks per stage",
@@ -457,6 +512,13 @@ RULES: tuple[Rule, ...] = (
         DEEPSPEED,
         implies(all_of(more_than("ep", 1), _SPLIT_TP), equal("pp", 1)),
     ),
+    Rule(
+        "C093b",
+        "DeepSpeed's AutoEP takes neither sequence parallelism nor offload beside AutoTP",
+        "deepspeed module_inject/auto_ep_folding.py",
+        DEEPSPEED,
+        implies(all_of(more_than("ep", 1), _SPLIT_TP), all_of(equal("cp", 1), equal("optimizer_offload_per_mille", 0))),
+    ),
     # Recompute, sharding and offload
     Rule(
         "C100a",
@@ -528,6 +590,20 @@ RULES: tuple[Rule, ...] = (
         implies(equal("optimizer_can_offload", 0), equal("optimizer_offload_per_mille", 0)),
     ),
     Rule(
+        "P011",
+        "the stack has no activation offload",
+        "stack catalogue",
+        "arithmetic",
+        implies(equal("activations_can_offload", 0), equal("activation_offload_per_mille", 0)),
+    ),
+    Rule(
+        "C103a",
+        "activations of a pipeline's stages stay on the device",
+        CONFIG,
+        Frameworks(("megatron-lm", "megatron-bridge")),
+        implies(more_than("activation_offload_per_mille", 0), equal("pp", 1)),
+    ),
+    Rule(
         "C110",
         "MindSpeed's swapped optimizer is its distributed optimizer",
         f"{MINDSPEED_FEATURES}/memory",
@@ -539,6 +615,13 @@ RULES: tuple[Rule, ...] = (
         "the optimizer on the host is precision-aware, which only the distributed optimizer is",
         "Megatron-LM megatron/training/arguments.py: optimizer_cpu_offload, use_precision_aware_optimizer",
         MCORE,
+        implies(more_than("optimizer_offload_per_mille", 0), more_than("sharding", 0)),
+    ),
+    Rule(
+        "C111b",
+        "DeepSpeed offloads states that ZeRO shards",
+        "deepspeed runtime/zero/config.py",
+        DEEPSPEED,
         implies(more_than("optimizer_offload_per_mille", 0), more_than("sharding", 0)),
     ),
     # Precision
@@ -576,13 +659,6 @@ RULES: tuple[Rule, ...] = (
             divides("supernode", "tp"),
             at_most("devices_used", "supernode"),
         ),
-    ),
-    Rule(
-        "P011",
-        "activations stay on the device: their offload is not priced yet",
-        "definition",
-        "arithmetic",
-        at_most("activation_offload_per_mille", 0),
     ),
     Rule("P010", "the fullest stage fits into a device", "definition", "memory", at_most("peak_bytes", "usable_bytes")),
 )

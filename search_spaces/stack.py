@@ -63,6 +63,7 @@ class Footprint(Frozen):
     gathered_inputs: bool = False  # under SP a column-parallel GEMM keeps its gathered input, not the rank's share of it
     separate_activation: bool = False  # a gated MLP keeps act(gate) beside gate, up and their product
     copied_attention: bool = False  # attention's output is copied into the order that its projection reads, and both stay
+    score_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 4.0  # per score of unfused attention: scores, probabilities
     norm_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element of a norm, beside its input and output
     replicated_embedding: bool = False  # TP leaves the embedding whole
     compute_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per weight, beside the accumulation
@@ -70,7 +71,8 @@ class Footprint(Frozen):
     # micro-batches where it reduces only after the last one; 0: each micro-batch reduces
     root_unit: bool = False  # FSDP keeps embedding and head in one unit that stays gathered
     root_resharded: bool = False  # but not from the head's forward to its backward, where the loss is
-    gathered_stages: bool = False  # FSDP leaves the weights of a pipeline's stages gathered between micro-batches
+    gathered_stages: bool = False  # FSDP leaves the weights of a pipeline's stages gathered between micro-batches, and their
+    # gradients whole until the last one
     gradient_buffers: bool = False  # autograd gets a BF16 stand-in for each shape of weight whose gradient a GEMM accumulates
     source: str = ""
 
@@ -88,10 +90,12 @@ class Stack(Frozen):
     gathered_logits: bool = False  # every TP rank holds all logits and computes the whole loss
     scattered_p2p: bool = False  # without SP, TP ranks send a share of the activation each to the next stage, which gathers them
     zero1_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"  # of gradients, once per step
-    rails: Literal["all", "one"] = "all"  # adapters of a server that a group's collective uses: all of its ranks', or one
+    copies_reduced: Literal["every micro-batch", "last micro-batch"] = "last micro-batch"  # gradients between HSDP's copies
+    pipeline_exchanges: Literal["once", "every micro-batch"] = "once"  # of FSDP's stages that stay gathered, whole gradients too
     overlap: Overlap = Overlap()
     cuda_graphs: bool = False
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    dispatch_precision: Literal["bf16", "fp8"] = "bf16"  # of tokens on their way to experts; they come back in BF16
     expert_gemms: Literal["grouped", "one by one"] = "grouped"  # in one kernel, or a kernel for each expert
     gradient_bytes: Literal[2, 4] = 4  # of the accumulation buffer
     reduced_gradient_bytes: Literal[2, 4] | None = None  # of what data parallelism sends, where it is another width
@@ -99,13 +103,16 @@ class Stack(Frozen):
     footprint: Footprint = Footprint()
     reserved_over_allocated: Figure = RESERVED  # what a caching allocator takes from the device for what it has handed out
     schedules: Words = ("1f1b", "interleaved")
+    split_backward: bool = True  # two-way schedules leave weight gradients for their bubbles; else every backward is whole
     cp_types: Words = ("p2p",)
     optimizer_shardings: Words = ("none", "zero1")  # "hsdp" offers every hsdp:K
     recompute_modules: tuple[str, ...] = ("core_attn",)  # names accepted after "selective:"
+    recomputed_ends: bool = False  # full recompute counts embedding and head among the layers and redoes them too, but for the loss
     recompute_block: bool = True  # full recompute of the first K layers of each chunk
     rank_orders: Words = ("tp-cp-ep-dp-pp",)
     split_forms: Annotated[tuple[SplitForm, ...], Field(min_length=1)] = ("even",)
     optimizer_offload: bool = False
+    activation_offload: bool = False  # saved activations of a layer leave the device and come back beside other layers' work
     offloaded_step: Literal["host", "device"] = "host"  # a CPU optimizer, or states that visit the device to be updated
     kv_replication: bool = True  # TP beyond the KV heads replicates them; without it kv_heads must divide
     expert_tensor_parallel: bool = True  # has its own ETP degree
@@ -145,6 +152,11 @@ class Stack(Frozen):
     def sent_gradient_bytes(self) -> float:
         """Bytes per gradient that data parallelism reduces."""
         return float(self.reduced_gradient_bytes or self.gradient_bytes)
+
+    @property
+    def dispatched_bytes(self) -> float:
+        """Bytes per value of a token that is dispatched; FP8 carries an FP32 scale for 128 values (arXiv 2412.19437, 3.3.2)."""
+        return 1.0 + 4.0 / 128.0 if self.dispatch_precision == "fp8" else 2.0
 
     @property
     def fused_kernels(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 CP_TYPES = ("p2p", "allgather", "a2a", "a2a+p2p")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev")
+V_SHAPED = ("zb-v", "dualpipev")
+"""Schedules whose second chunk runs back up the pipeline, so that stage 0 holds the first and the last chunk."""
 SHARDINGS = ("none", "zero1", "zero2", "zero3", "hsdp")
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "shared_experts", "moe")

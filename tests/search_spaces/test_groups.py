@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -51,25 +52,29 @@ def test_size_and_stride_are_those_of_the_ranks() -> None:
                 assert {b - a for group in ranks for a, b in pairwise(group)} == {int(found.stride[0])}
 
 
-def test_units_of_the_worst_group_are_never_fewer_than_it_touches() -> None:
-    """And no more than one more; exact where the stride or the block of a group fits the unit."""
-    rng = random.Random(2)
-    exact = total = 0
-    for _ in range(300):
+def held(ranks: list[list[int]], unit: int) -> list[Counter[int]]:
+    """For every group, how many of its ranks lie in each unit that it touches."""
+    return [Counter(rank // unit for rank in group) for group in ranks]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_worst_groups_and_means_are_those_counted_rank_by_rank(seed: int) -> None:
+    """300 frames in both orders, every dimension, fifteen sizes of a unit: nothing is off anywhere."""
+    rng = random.Random(seed)
+    for _ in range(75):
         layout = random_layout(rng)
         table = LayoutTable.from_layouts([layout])
         for dimension in DIMENSIONS:
             found, ranks = groups(table, dimension), ranks_of(layout, dimension)
-            for unit in UNITS:
-                worst = max(len({rank // unit for rank in group}) for group in ranks)
-                touched = float(found.units(unit, layout.devices)[0])
-                assert worst <= touched <= worst + 1
-                block = int(found.size[0] * found.stride[0])
-                if unit % block == 0 or int(found.stride[0]) % unit == 0 or (found.stride[0] == 1 and block % unit == 0):
-                    assert touched == worst
-                exact += touched == worst
-                total += 1
-    assert exact / total > 0.95
+            for unit in rng.sample(UNITS, 3):
+                counted, case = held(ranks, unit), (layout, dimension, unit)
+                assert found.units(unit, layout.devices)[0] == max(len(each) for each in counted), case
+                assert found.least(unit, layout.devices)[0] == min(min(each.values()) for each in counted), case
+                mean = found.placement(unit, table.devices)
+                assert mean.units[0] == pytest.approx(np.mean([len(each) for each in counted])), case
+                mates = sum(n * n for each in counted for n in each.values()) / layout.devices
+                assert mean.mates[0] == pytest.approx(mates), case
+                assert mean.straddling[0] == pytest.approx(np.mean([len(each) > 1 for each in counted])), case
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def model(*layers: str, tied: bool = False, mtp: str | None = None, **kinds: Lay
 DENSE_MODEL = model("30*dense", dense=DENSE, tied=True)
 MOE_MODEL = model("2*dense", "10*moe", dense=DENSE, moe=LayerKind(mixer=DENSE.mixer, mlp=EXPERTS))
 MLA_MODEL = model("12*mla", mla=LayerKind(mixer=MLA, mlp=EXPERTS), mtp="mla")
-COMPRESSED_MODEL = model("12*c", c=LayerKind(mixer=COMPRESSED, mlp=MoeMlp(experts=320, top_k=6, width=2048)))
+COMPRESSED_MODEL = model("12*c", c=LayerKind(mixer=COMPRESSED, mlp=MoeMlp(experts=320, top_k=6, width=2048, bias=True)))
 HYBRID_MODEL = model("4*(linear mamba dense)", linear=LayerKind(mixer=LINEAR), mamba=LayerKind(mixer=MAMBA), dense=DENSE)
 
 

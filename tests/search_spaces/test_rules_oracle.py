@@ -371,6 +371,48 @@ def test_torchtitan_mtp() -> None:
     assert broken(problem, cp=2, cp_type="allgather", dp=4, optimizer_sharding="zero3") == {"C049"}
 
 
+def test_mtp_and_cp_before_megatron_lm_0_14() -> None:  # [ran]
+    model = latent(layers=12, mtp=Mtp(layers=1, kind="moe"))
+    assert not broken(on(model, 16, ANY_CUT, 16), cp=2, dp=8, ep=8)
+    assert broken(on(model, 16, FIRST_LAST, 16), cp=2, dp=8, ep=8) == {"C068"}
+
+
+def test_torchtitan_has_no_ring() -> None:
+    problem = on(dense(), 8, "torchtitan", 8)
+    assert not broken(problem, cp=2, cp_type="allgather", dp=4, optimizer_sharding="zero3")
+    assert broken(problem, cp=2, cp_type="p2p", dp=4, optimizer_sharding="zero3") == {"C049b"}
+    assert not broken(problem, cp=2, cp_type="allgather", dp=4, optimizer_sharding="hsdp:4")
+    assert broken(problem, cp=4, cp_type="allgather", dp=2, optimizer_sharding="hsdp:2") == {"C013b"}
+
+
+def test_deepspeed_sequence_groups_and_autotp() -> None:
+    d, m = on(dense(), 8, "deepspeed", 8), on(moe(), 8, "deepspeed", 8)
+    assert not broken(d, cp=2, cp_type="a2a", dp=4)
+    assert broken(d, tp=2, cp=2, cp_type="a2a", dp=2) == {"C044c"}
+    assert not broken(m, tp=2, dp=4, ep=4)
+    assert broken(m, tp=2, dp=4, ep=4, offload="optimizer:1") == {"C093b"}
+    assert broken(m, dp=8, offload="optimizer:1", optimizer_sharding="none") == {"C111b"}
+
+
+def test_mindformers_spreads_experts_over_dp_and_tp() -> None:
+    problem = on(moe(experts=128), 16, "mindformers", 16, cluster="cloudmatrix-384")
+    assert not broken(problem, cp=2, dp=8, ep=8)
+    assert broken(problem, cp=2, dp=8, ep=16) == {"C012"}
+
+
+def test_mindspore_runs_gpipe_on_interleaved_chunks() -> None:  # [ran]
+    problem = on(dense(), 16, "mindformers", 16, cluster="cloudmatrix-384")
+    assert not broken(problem, pp=2, dp=8, schedule="1f1b")
+    assert broken(problem, pp=2, dp=8, schedule="gpipe") == {"C031b"}
+
+
+def test_experts_with_biases_are_not_cut() -> None:  # [ran]
+    kind = LayerKind(mixer=Attention(heads=64, kv_heads=8, head_dim=64), mlp=MoeMlp(experts=128, top_k=4, width=2880, bias=True))
+    problem = on(spec({"moe": kind}, ("36*moe",)), 16, ANY_CUT, 16, fix="etp=1|2")
+    assert not broken(problem, tp=2, dp=8, ep=8)
+    assert broken(problem, tp=2, dp=8, ep=4, etp=2) == {"C028"}
+
+
 # Recompute, sharding and what a stack has
 
 
