@@ -258,8 +258,11 @@ def fit(
     residuals = _residuals(outcomes, found)
     own = np.log(runs.measured / before)
     if not earns_its_figures(own, found.left_out, runs.weights):
-        fits = tuple(_kept(fit, runs.figures[fit.name]) for fit in fits)
-        residuals = replace(residuals, values=tuple(own.tolist()))
+        scalar = _fitted(outcomes, runs, {}, parameters[:1])
+        single = earns_its_figures(own, scalar.left_out, runs.weights)
+        alone = {one.name: one for one in scalar.fits} if single else {}
+        fits = tuple(alone.get(fit.name) or _kept(fit, runs.figures[fit.name]) for fit in fits)
+        residuals = replace(residuals, values=tuple((scalar.left_out if single else own).tolist()))
     after = runs.predict({fit.name: fit.value for fit in fits})
     return Calibration(
         pair.stack,

@@ -41,8 +41,14 @@ class Kernels:
         return self._gemm_s(op, op.m, op.k, op.n) + self.wgrad_s(op)
 
     def wgrad_s(self, op: Operator) -> Floats:
-        """Seconds of the weight gradient of a GEMM, (n,)."""
-        return self._gemm_s(op, op.n, op.k, op.m)
+        """Seconds of the weight gradient of a GEMM, (n,).
+
+        It is added to a buffer that its epilogue reads and writes. Of one large GEMM that hides behind the products of tiles that
+        are not as far; an expert's own GEMM has hardly more tiles than the device has processors, and shows all of it.
+        """
+        alone = op.kind == "grouped_gemm" and self.stack.expert_gemms == "one by one" and self.stack.fused_accumulation
+        added = (2.0 * self.stack.gradient_bytes - BF16) * op.n * op.k * op.groups if alone else 0.0
+        return self._gemm_s(op, op.n, op.k, op.m) + added / self._memory_rate
 
     def elementwise_s(self, moved: Floats) -> Floats:
         """Seconds of kernels that only move `moved` bytes through memory, (n,)."""
@@ -73,8 +79,12 @@ class Kernels:
         return curves.unfused_backward if backward else curves.unfused_forward
 
     def _memory_s(self, moved: Floats, share: float = 1.0) -> Floats:
-        rate = self.accelerator.memory_bandwidth_bytes_per_s.value * self.profile.memory_efficiency.value * share
-        return np.where(moved > 0, moved / rate + self.profile.elementwise_launch_s.value, 0.0)
+        return np.where(moved > 0, moved / (self._memory_rate * share) + self.profile.elementwise_launch_s.value, 0.0)
+
+    @property
+    def _memory_rate(self) -> float:
+        """Bytes per second that kernels which only move data reach."""
+        return self.accelerator.memory_bandwidth_bytes_per_s.value * self.profile.memory_efficiency.value
 
     @property
     def _efficiency(self) -> float:

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, Layout, LayoutTable
-from .layers import COMPONENTS, COMPUTE, CP, DP, EP, HOST, TP, LayerModel
+from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, Ints, Layout, LayoutTable
+from .layers import COMPONENTS, COMPUTE, CP, DP, ENDS, EP, HOST, OFFLOAD, TP, LayerModel
 from .loads import Cuts, piece_counts, recompute_depths
 from .memory import GIB
 from .operators import Factors, Operator
 from .rows import Rows
-from .step import CostModel
+from .schedules import SPLIT, stage_chunks, stage_share, usual_schedule
+from .split_passes import hidden_s, pass_times
+from .step import CostModel, Flow
+from .timeline import Work
 from .traffic import layers_redone, sent_bytes
 
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "transient", "communicators")
@@ -28,11 +31,11 @@ class Detail:
     stage_bytes: tuple[dict[str, float], ...]
     traffic_gib: dict[str, dict[str, float]]
     cross_supernode_share: float
-    chunk_forward_s: Floats
-    chunk_backward_s: Floats
+    passes: Work  # seconds per chunk
     p2p_s: float
-    longest_path_s: float  # of the pipeline alone, in closed form
-    beside_pipeline_s: float  # what the stage that has most of it adds once the pipeline has run dry, and the step's overhead
+    pipeline_s: float  # from the first forward to the last backward
+    reduced_s: Floats  # (pp,) gradient traffic of each stage that its last backward does not hide
+    after_s: float  # what follows once all gradients are reduced, the step's overhead included
     model_flops: float
     model_flops_full_attention: float
     executed_flops: float
@@ -45,15 +48,19 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     rows, cuts = model.rows(table), np.array([split.cuts])
     flow = model.flow(rows, cuts)
     chunks, times = flow.chunks, model.around_pipeline(rows, flow)
-    stage = int(times.total_s[0].argmax())
     overhead = model.problem.stack.step_overhead_s.value
     m = float(layout.num_microbatches)
-    busy = _stage_components(model, table, stage, split.pp)
-    steady = m * sum(part.sum() for part in busy)
-    path = times.path_s[0, stage]
-    # Without p2p another stage of an interleaved schedule may set the pace, and this one's path be drawn up to it.
-    still = min(path, model.flow(rows.without_p2p(), cuts).path_s[0, stage])
-    forward, backward, recompute = busy
+    reduced = int(times.done_s[0].argmax())  # the stage whose gradients are reduced last
+    after = int(times.after_s[0].argmax())
+    end = times.end_s[0, reduced]
+    # Its end is looked at from the fullest of the stages that have all ended by then.
+    work = (flow.load.forward_s + flow.load.backward_s)[0]
+    stage = reduced + int(work[reduced:].argmax())
+    passes, hidden_s = _passes(model, rows, cuts, flow, stage)
+    busy = _stage_components(model, table, stage_chunks(layout.schedule, split.pp, split.vpp)[:, stage])
+    forward, backward, recompute = (stage_share(layout.schedule) * part for part in busy)
+    steady = m * float(forward.sum() + backward.sum() + recompute.sum()) - hidden_s
+    still = min(end, model.flow(rows.without_p2p(), cuts).end_s[0, reduced])
     every = m * (forward + backward + recompute)
     breakdown = {
         "forward": m * forward[COMPUTE],
@@ -61,12 +68,12 @@ def detail(model: CostModel, layout: Layout) -> Detail:
         "recompute": m * recompute[COMPUTE],
         "tp": every[TP],
         "cp": every[CP],
-        "ep": every[EP],
-        "pp": path - still,
-        "dp": every[DP] + times.dp_s[0, stage],
+        "ep": every[EP] - hidden_s,
+        "pp": end - still,
+        "dp": every[DP] + times.reduced_s[0, reduced] + times.gathered_s[0, after],
         "bubble": still - steady,
-        "optimizer": times.optimizer_s[0, stage],
-        "offload": 0.0 if times.offload_s is None else times.offload_s[0, stage],
+        "optimizer": times.optimizer_s[0, after],
+        "offload": every[OFFLOAD] + (0.0 if times.offload_s is None else times.offload_s[0, after]),
         "host": every[HOST] + overhead,
     }
     peaks = model.stage_peaks(rows, flow.load)[:, 0, :]
@@ -75,17 +82,17 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     sent = np.array([sum(traffic[level.name].values()) for level in model.network.levels])
     flops = model_flops(model.layers)
     return Detail(
-        step_time_s=float(times.total_s[0, stage]) + overhead,
+        step_time_s=float(times.total_s[0]) + overhead,
         critical_stage=stage,
         breakdown_s={name: float(value) for name, value in breakdown.items()},
         stage_bytes=tuple(dict(zip(MEMORY_TERMS, map(float, column), strict=True)) for column in peaks.T),
         traffic_gib=traffic,
         cross_supernode_share=float(sent[supernode + 1 :].sum() / sent.sum()) if sent.sum() else 0.0,
-        chunk_forward_s=chunks.forward_s[0],
-        chunk_backward_s=chunks.backward_s[0],
+        passes=passes,
         p2p_s=float(rows.p2p_s[0]),
-        longest_path_s=float(times.path_s[0].max()),
-        beside_pipeline_s=float((times.total_s - times.path_s)[0].max()) + overhead,
+        pipeline_s=float(times.end_s[0, 0]),
+        reduced_s=times.reduced_s[0],
+        after_s=float(times.after_s[0, after]) + overhead,
         model_flops=flops[0] * model.problem.workload.global_batch,
         model_flops_full_attention=flops[1] * model.problem.workload.global_batch,
         executed_flops=(flops[0] + _recomputed_flops(model, table)) * model.problem.workload.global_batch,
@@ -118,23 +125,34 @@ def _whole_operators(layers: LayerModel, name: str) -> list[Operator]:
 
 def _recomputed_flops(model: CostModel, table: LayoutTable) -> float:
     """Forward FLOPs of one sequence that are executed again."""
-    names = (*dict.fromkeys(model.blocks), "embedding", "head")
+    names = (*dict.fromkeys(model.blocks), *ENDS)
     again = piece_counts(names, model.blocks, table.splits[0], int(recompute_depths(table)[0]))[1].sum(axis=1)
+    again[-len(ENDS) :] = float(model.problem.stack.recomputed_ends)
     mode, modules = int(table.recompute_mode[0]), int(table.recompute_modules[0])
     total = 0.0
     for name, count in zip(names, again, strict=True):
         for op in _whole_operators(model.layers, name):
-            redone = mode in (FULL_BLOCK, FULL_UNIFORM) or (mode == SELECTIVE and op.modules & modules)
+            redone = mode in (FULL_BLOCK, FULL_UNIFORM) or (mode == SELECTIVE and name not in ENDS and op.modules & modules)
             total += count * float(op.forward_flops[0]) if redone else 0.0
     return total
 
 
-def _stage_components(model: CostModel, table: LayoutTable, stage: int, pp: int) -> tuple[Floats, Floats, Floats]:
+def _passes(model: CostModel, rows: Rows, cuts: Cuts, flow: Flow, stage: int) -> tuple[Work, float]:
+    """What the passes of one row take per chunk, and what a stage saves in a step where they run in pairs."""
+    pp, vpp, schedule = rows.shape
+    if schedule not in SPLIT:
+        return Work(flow.chunks.forward_s[0], flow.chunks.backward_s[0]), 0.0
+    work = pass_times(model.layers, rows, cuts, flow.chunks).row(0)
+    m = int(rows.column("num_microbatches")[0])
+    return work, hidden_s(usual_schedule(schedule, pp, vpp, m, rows.problem.stack.split_backward), work, stage)
+
+
+def _stage_components(model: CostModel, table: LayoutTable, held_chunks: Ints) -> tuple[Floats, Floats, Floats]:
     """Forward, backward and recompute seconds of a stage per micro-batch, by component, (components,)."""
     pieces = model.pieces(table)
     names = (*pieces.names, "embedding", "head")
     counts, again = piece_counts(names, model.blocks, table.splits[0], int(recompute_depths(table)[0]))
-    held, redone = counts[:, stage::pp].sum(axis=1), again[:, stage::pp].sum(axis=1)
+    held, redone = counts[:, held_chunks].sum(axis=1), again[:, held_chunks].sum(axis=1)
     zeros = np.zeros(len(COMPONENTS))
     forward, backward, recompute = zeros.copy(), zeros.copy(), zeros.copy()
     for name, count, repeated in zip(names, held, redone, strict=True):

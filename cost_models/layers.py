@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..search_spaces.groups import Groups, groups
+from ..search_spaces.groups import groups
 from ..search_spaces.layout import (
     FULL_BLOCK,
     FULL_UNIFORM,
     SELECTIVE,
-    SHARDINGS,
     Floats,
     Ints,
     LayoutTable,
@@ -23,9 +22,10 @@ from ..search_spaces.layout import (
 )
 from ..search_spaces.model import MoeMlp, Tensor
 from .compute import Kernels
-from .network import Crossing, Network
+from .network import Crossing, Exchange, Network
 from .operators import (
     BF16,
+    LOSS,
     Factors,
     Message,
     Operator,
@@ -39,11 +39,14 @@ from .operators import (
 )
 from .pieces import WHOLE_COLUMNS, Part, Piece, Pieces, Whole, Wholes
 from .profile import Profile
+from .sharding import ZERO2, copy_groups, exchanges, shard_group
 
-COMPONENTS = ("compute", "tp", "cp", "ep", "dp", "host")
-COMPUTE, TP, CP, EP, DP, HOST = range(len(COMPONENTS))
+COMPONENTS = ("compute", "tp", "cp", "ep", "dp", "host", "offload")
+ENDS = ("embedding", "head")
+COMPUTE, TP, CP, EP, DP, HOST, OFFLOAD = range(len(COMPONENTS))
+LEAST_RESIDENT = 1e-9
+"""Share of the activations that stays on the device where all are offloaded: the rest follows from it by division."""
 _COMPONENT_OF = {"tp": TP, "cp": CP, "ep": EP, "etp": EP}
-ZERO2, ZERO3, HSDP = (SHARDINGS.index(name) for name in ("zero2", "zero3", "hsdp"))
 FP8_BYTES = 1.0
 PERMUTED_AROUND_COLLECTIVE, PERMUTED_AROUND_KERNEL = 4.0, 2.0
 """Passes over the routed tokens that put them in order: before an all-to-all by rank and after it by expert, each read and written;
@@ -70,10 +73,19 @@ class LayerModel:
         self.network = network
         self.kernels = Kernels(problem.cluster.accelerator, profile, problem.stack, problem.workload.precision)
         slowdown = problem.cluster.compute_slowdown_beside_communication
-        self._slowdown = slowdown.value if slowdown else 0.0
+        self._lost = 1.0 - 1.0 / (1.0 + slowdown.value) if slowdown else 0.0  # of the compute beside which traffic runs
         mtp = self.model.mtp.layers if self.model.mtp else 0
         self.blocks: tuple[str, ...] = (*self.model.layer_kinds, *["mtp"] * mtp)
         self.heads = 1 + mtp  # every MTP layer runs the shared head and a loss of its own
+
+    @property
+    def unslowed(self) -> float:
+        """Share of traffic beside compute that hides, where kernels take 1 + s times as long meanwhile.
+
+        Traffic of g seconds beside b of compute leaves max(g·s/(1+s), g−b) exposed: g·s/(1+s), and of the rest what exceeds b. On
+        engines of their own collectives slow nothing.
+        """
+        return 1.0 if all(level.offload_engine for level in self.network.levels) else 1.0 - self._lost
 
     def factors(self, table: LayoutTable) -> Factors:
         """The columns that operators read, as floats."""
@@ -89,11 +101,19 @@ class LayerModel:
             eager=frozenset(stack.eager_kernels),
             fused_gate=stack.fused_gate,
             gathered_logits=stack.gathered_logits,
-            imbalance=workload.expert_imbalance,
+            imbalance=self._imbalance(table.ep),
+            dispatch_bytes=stack.dispatched_bytes,
             permuted_copies=PERMUTED_AROUND_KERNEL if stack.moe_dispatcher == "flex" else PERMUTED_AROUND_COLLECTIVE,
             footprint=stack.footprint,
-            fused_experts=stack.cuda_graphs,
         )
+
+    def _imbalance(self, ep: Ints) -> float | Floats:
+        """Tokens of the fullest device over the mean: one figure, or a column (n,) where it was measured for every ep."""
+        workload = self.problem.workload
+        if not workload.imbalance_shape:
+            return workload.expert_imbalance
+        degrees, which = np.unique(ep, return_inverse=True)
+        return np.array([workload.imbalance_at(degree) for degree in degrees.tolist()])[which]
 
     def vocab_size(self, tp: Floats | Ints) -> Floats:
         """Vocabulary padded to a multiple of the stack's divisor times tp (Megatron's rule), (n,)."""
@@ -114,6 +134,7 @@ class LayerModel:
             np.max(buffers, axis=0) if buffers else f.zeros,
             np.max([op.saved_bytes + f.zeros for name in set(self.blocks) for op in operators[name]], axis=0),
             self._gradient_buffer_bytes(table),
+            self._word_embedding(table) if self.model.tied_embeddings or "mtp" in self.blocks else f.zeros,
         )
 
     def pieces(self, table: LayoutTable, wholes: Wholes | None = None, place: Ints | None = None) -> Pieces:
@@ -128,6 +149,7 @@ class LayerModel:
             wholes.dispatch_bytes[place],
             wholes.largest_saved_bytes[place],
             wholes.gradient_buffer_bytes[place],
+            wholes.copied_weights[place],
         )
 
     def _gradient_buffer_bytes(self, table: LayoutTable) -> Floats:
@@ -170,7 +192,7 @@ class LayerModel:
         found = []
         for op in self.operators(name, f):
             for message in op.messages:
-                at = self.network.crossing(groups(table, message.dimension))
+                at = self.network.mean_crossing(groups(table, message.dimension), table.devices)
                 level_bytes = self._level_bytes(message, at)
                 times = (np.asarray(message.forward + f.zeros), np.asarray(message.backward + f.zeros))
                 found.append(Sent(message.dimension, level_bytes, *times, op.modules))
@@ -187,7 +209,7 @@ class LayerModel:
         Its launches, those of each expert on the device, TP collectives, and the pipeline engine's. Tokens per expert are read
         by the host before it launches the experts: it has no work queued then, so the device waits however long its kernels take.
         """
-        if name in ("embedding", "head"):
+        if name in ENDS:
             return f.zeros, f.zeros, f.zeros
         stack, mlp = self.problem.stack, self._moe_mlp(name)
         wait = f.zeros
@@ -212,22 +234,27 @@ class LayerModel:
         shape = (len(COMPONENTS), len(table))
         times: dict[int, Floats] = {}
         saved: dict[int, Floats] = {}
-        forward, backward = np.zeros(shape), np.zeros(shape)
+        forward, backward, redone = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        ends_again = self.problem.stack.recomputed_ends and name in ENDS
         for op in operators:
             op_forward, op_backward = self._operator_s(op, at)
             forward += op_forward
             backward += op_backward
+            if ends_again and op.name != LOSS:
+                redone += op_forward
             times[op.modules] = times.get(op.modules, 0.0) + op_forward
             saved[op.modules] = saved.get(op.modules, f.zeros) + op.saved_bytes
         dense, expert = self._weights(name, table)
-        backward[COMPUTE] += self._accumulation_s(dense + expert)
+        backward[COMPUTE] += self.accumulation_s(dense + expert)
         return Whole(
             tuple(Part(modules, times[modules], saved[modules]) for modules in times),
             forward,
             backward,
-            layer_input_bytes(self.model, f) if name not in ("embedding", "head") else f.zeros,
+            redone,
+            layer_input_bytes(self.model, f) if name not in ENDS else f.zeros,
             np.sum(list(saved.values()), axis=0),
             self._floors(name, table, f, operators),
+            self._outside_s(operators, at),
             dense,
             expert,
         )
@@ -240,6 +267,7 @@ class LayerModel:
         kept = whole.input_bytes[place] / apart  # checkpoints lie that many layers apart
         full = (table.recompute_mode == FULL_BLOCK) | (table.recompute_mode == FULL_UNIFORM)
         selective = table.recompute_mode == SELECTIVE
+        backward += np.where(full, whole.redone_s[:, place], 0.0)
         for part in whole.parts:
             repeated = full | (selective & ((part.modules & table.recompute_modules) != 0))
             recompute += np.where(repeated, part.forward_s[:, place], 0.0)
@@ -250,7 +278,36 @@ class LayerModel:
         forward[HOST] = np.maximum(forward_s - forward.sum(axis=0), wait_s)
         backward[HOST] = np.maximum(backward_s - backward.sum(axis=0), 0.0)
         recompute[HOST] = np.where(full, np.maximum(forward_s - recompute.sum(axis=0), wait_s), 0.0)
-        return Piece(forward, backward, recompute, (whole.input_bytes + whole.saved_bytes)[place], kept, dense, expert)
+        saved = (whole.input_bytes + whole.saved_bytes)[place]
+        if table.activation_offload.any():
+            moved = table.activation_offload * np.where(table.recompute_mode == FULL_BLOCK, saved, kept)
+            forward[OFFLOAD] = self._move_s(moved, forward)
+            backward[OFFLOAD] = self._move_s(moved, backward + recompute)
+            resident = resident_share(table.activation_offload)
+            saved, kept = saved * resident, kept * resident
+        outside = whole.outside_s[0][place], whole.outside_s[1][place]
+        return Piece(forward, backward, recompute, saved, kept, dense, expert, outside)
+
+    def _move_s(self, moved_bytes: Floats, beside: Floats) -> Floats:
+        """Seconds that activations take to leave or come back beyond the pass beside which they do, (n,).
+
+        Over the host's link they move beside all of it; a pool shares the links of the scale-up network with whatever the pass
+        sends, which leaves its compute and waiting.
+        """
+        to = self.problem.workload.offload_to
+        move_s = moved_bytes / self.problem.cluster.tier(to).bandwidth_bytes_per_s.value
+        free_s = beside.sum(axis=0) if to == "host" else beside[COMPUTE] + beside[HOST]
+        return np.asarray(np.maximum(move_s - free_s, 0.0))
+
+    def _outside_s(self, operators: list[Operator], at: dict[str, Crossing]) -> tuple[Floats, Floats]:
+        """Forward and backward seconds in which a piece's messages keep the network between supernodes busy, (n,) each."""
+        forward, backward = operators[0].zeros, operators[0].zeros
+        for message in (message for op in operators for message in op.messages):
+            leaves = at[message.dimension].outermost > self.network.supernode
+            if leaves.any():
+                once_s = np.where(leaves, self._message_s(message, at[message.dimension]), 0.0)
+                forward, backward = forward + once_s * message.forward, backward + once_s * message.backward
+        return forward, backward
 
     def _operator_s(self, op: Operator, at: dict[str, Crossing]) -> tuple[Floats, Floats]:
         """Forward and backward time of one operator by component, with the traffic that the stack hides taken off."""
@@ -262,6 +319,7 @@ class LayerModel:
             if message.hidden:
                 continue
             once_s = self._message_s(message, at[message.dimension])
+            lost = np.where(self.network.on_engines(at[message.dimension]), 0.0, self._lost) if self._lost else 0.0
             component = _COMPONENT_OF[message.dimension]
             share = {TP: overlap.tp, CP: overlap.cp if message.beside else 0.0, EP: overlap.ep}[component]
             for total, times in ((forward, message.forward), (backward, message.backward)):
@@ -269,14 +327,14 @@ class LayerModel:
                 hidden = np.minimum(whole_s * share, total[COMPUTE]) if message.beside else whole_s * share
                 if message.beside_wgrad and overlap.tp_wgrad:  # Megatron's asynchronous reduction of the input's gradient
                     hidden = np.maximum(hidden, np.minimum(whole_s * overlap.tp_wgrad, self.kernels.wgrad_s(op)))
-                total[component] += whole_s - hidden + hidden * self._slowdown
+                total[component] += whole_s - hidden + hidden * lost
         return forward, backward
 
     def _level_bytes(self, message: Message, at: Crossing) -> Floats:
         """Bytes that one message sends across each level, (levels, n)."""
         net = self.network
-        if message.collective in ("dispatch", "combine"):
-            return net.dispatch_bytes(at, message.bytes, message.top_k, message.limit, self._dedup, message.groups)
+        if message.routing is not None:
+            return net.dispatch_bytes(at, message.bytes, message.routing, self._dedup)
         if message.collective == "all_to_all":
             return net.all_to_all_bytes(at, message.bytes)
         if message.collective == "ring":
@@ -287,9 +345,11 @@ class LayerModel:
     def _message_s(self, message: Message, at: Crossing) -> Floats:
         """Seconds of one message, (n,)."""
         net = self.network
-        if message.collective in ("dispatch", "combine"):
-            kernel = f"moe_{message.collective}" if self._dedup else "all_to_all"
-            return net.exchange_s(at, self._level_bytes(message, at), kernel)
+        if message.routing is not None:
+            kernel: Exchange | None = None
+            if self._dedup:
+                kernel = "moe_dispatch" if message.collective == "dispatch" else "moe_combine"
+            return net.exchange_s(at, message.bytes, message.routing, kernel)
         collectives: dict[str, Callable[[Crossing, Floats], Floats]] = {
             "all_to_all": net.all_to_all_s,
             "ring": net.ring_pass_s,
@@ -305,18 +365,23 @@ class LayerModel:
         return self.problem.stack.moe_dispatcher == "flex"
 
     def _weights(self, name: str, table: LayoutTable) -> tuple[Floats, Floats]:
+        """Dense and expert parameters of a piece on a rank, rows of padding in the vocabulary included, (n,) each."""
         totals = {False: np.zeros(len(table)), True: np.zeros(len(table))}
         for tensor in self.tensors(name):
-            expert = tensor.sharding.startswith("expert")
-            totals[expert] = totals[expert] + tensor.numel_per_rank(table.tp, table.ep, table.etp)
-        if name in ("embedding", "head"):  # rows of padding included
-            padded = self.vocab_size(table.tp) / self.model.vocab_size
-            totals[False] = totals[False] * padded
-        if name == "embedding" and self.problem.stack.footprint.replicated_embedding:
-            totals[False] = totals[False] * table.tp
+            expert, held = tensor.sharding.startswith("expert"), tensor.numel_per_rank(table.tp, table.ep, table.etp)
+            if tensor.name == "embedding.word":
+                held = self._word_embedding(table)
+            elif tensor.name == "lm_head":
+                held = held * self.vocab_size(table.tp) / self.model.vocab_size
+            totals[expert] = totals[expert] + held
         return totals[False], totals[True]
 
-    def _accumulation_s(self, weights: Floats) -> Floats:
+    def _word_embedding(self, table: LayoutTable) -> Floats:
+        """Parameters of the padded word embedding on a rank, (n,)."""
+        ways = 1 if self.problem.stack.footprint.replicated_embedding else table.tp
+        return np.asarray(self.vocab_size(table.tp) * self.model.hidden_size / ways)
+
+    def accumulation_s(self, weights: Floats) -> Floats:
         """Seconds to add one micro-batch's weight gradients to their buffer, (n,), where GEMMs do not do it themselves.
 
         The gradient is read, the buffer read and written.
@@ -332,48 +397,28 @@ class LayerModel:
         """Adds what ZeRO-2/3 and HSDP send per layer and micro-batch beyond what hides behind the layer's own compute.
 
         ZeRO-3 gathers a layer's weights forward and again backward and scatters its gradients; ZeRO-2 only scatters
-        (arXiv 1910.02054 section 7). HSDP does so within shards of K ranks.
+        (arXiv 1910.02054 section 7). HSDP does so within shards of K ranks. What waits for the step's end the states carry.
+        Gradients are cast into the buffer that is scattered.
         """
-        sharded = table.sharding >= ZERO2
-        if not sharded.any():
+        if not (table.sharding >= ZERO2).any():
             return
-        share = self.problem.stack.overlap.fsdp
+        stack = self.problem.stack
+        share, sent, often = stack.overlap.fsdp, stack.sent_gradient_bytes, exchanges(stack, table)
         for parameters, group in ((dense, shard_group(table)), (expert, groups(table, "edp"))):
             at = self.network.crossing(group)
-            gather_s = self.network.all_gather_s(at, BF16 * parameters)
-            scatter_s = self.network.reduce_scatter_s(at, self.problem.stack.sent_gradient_bytes * parameters)
-            gathers = table.sharding >= ZERO3
-            forward[DP] += np.where(gathers, _exposed(gather_s, share, forward[COMPUTE]), 0.0)
-            twice_s = np.where(gathers, gather_s, 0.0) + np.where(sharded, scatter_s, 0.0)
-            backward[DP] += _exposed(twice_s, share, backward[COMPUTE] + recompute[COMPUTE])
+            gather_s = np.where(often.gathers_each, self.network.all_gather_s(at, BF16 * parameters), 0.0)
+            back_s = gather_s + np.where(often.scatters_each, self.network.reduce_scatter_s(at, sent * parameters), 0.0)
+            if parameters is dense and often.copies_each.any():
+                between_s = self.network.all_reduce_s(self.network.crossing(copy_groups(table)), sent * parameters / group.size)
+                back_s = back_s + np.where(often.copies_each, between_s, 0.0)
+            backward[COMPUTE] += np.where(often.scatters_each, self.kernels.elementwise_s((BF16 + sent) * parameters), 0.0)
+            forward[DP] += _exposed(gather_s, share, forward[COMPUTE])
+            backward[DP] += _exposed(back_s, share, backward[COMPUTE] + recompute[COMPUTE])
 
 
-@dataclass(frozen=True)
-class ShardGroups(Groups):
-    """Groups over cp and dp: runs of the `inner` ranks, one run for each of the `outer`.
-
-    With pp inside dp the runs lie further apart than their length; then `stride` is only the mean step.
-    """
-
-    inner: Groups
-    outer: Groups
-
-    def units(self, unit_size: int, devices: int) -> Floats:
-        """As of any group, where the runs join; else those of one run at each of its places."""
-        apart = self.outer.stride > self.inner.stride * self.inner.size
-        each = self.inner.units(unit_size, devices) * self.outer.units(unit_size, devices)
-        nested = np.minimum(np.minimum(each, self.size), -(-devices // unit_size))
-        return np.where(apart, nested, super().units(unit_size, devices))
-
-
-def shard_group(table: LayoutTable) -> ShardGroups:
-    """Ranks that share a dense weight's optimizer states: dp·cp of them, tp apart; under HSDP the inner K."""
-    cp, dp = groups(table, "cp"), groups(table, "dp")
-    size = np.where(table.sharding == HSDP, np.minimum(np.maximum(table.hsdp, 1), table.cp * table.dp), table.cp * table.dp)
-    spread = dp.stride > cp.stride * table.cp
-    stride = np.where(spread, np.maximum(cp.stride, dp.stride // table.cp), cp.stride)
-    inner = np.minimum(size, table.cp)
-    return ShardGroups(size, stride, Groups(inner, cp.stride), Groups(size // inner, dp.stride))
+def resident_share(offloaded: Floats) -> Floats:
+    """Share of the saved activations that stays on the device."""
+    return np.asarray(np.maximum(1.0 - offloaded, LEAST_RESIDENT))
 
 
 def _exposed(time_s: Floats, share: float, compute_s: Floats) -> Floats:

@@ -9,8 +9,12 @@ import numpy.typing as npt
 
 from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, NONE, Floats, Ints, LayoutTable, Split
 from .pieces import Pieces
+from .pipeline import held_by_chunk, in_flight
+from .timeline import INTERLEAVED
 
 Cuts = npt.NDArray[np.int64]
+TURNS_TOLD = 3
+"""Times pp micro-batches after which an interleaved stage holds nothing that it did not hold before."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,21 @@ class Loads:
     @property
     def columns(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         return self.forward_s, self.backward_s, self.dense, self.expert, self.saved_bytes
+
+    def take(self, rows: Ints) -> Loads:
+        """Those of the given rows."""
+        forward, backward, dense, expert, saved = (each[rows] for each in self.columns)
+        return Loads(forward, backward, dense, expert, saved, self.experts)
+
+    def pick(self, spans: Ints) -> Loads:
+        """The given columns."""
+        forward, backward, dense, expert, saved = (np.take(each, spans, axis=1) for each in self.columns)
+        return Loads(forward, backward, dense, expert, saved, self.experts)
+
+    def across(self) -> Loads:
+        """With an axis after the rows, along which what they hold is the same."""
+        forward, backward, dense, expert, saved = (each[:, None] for each in self.columns)
+        return Loads(forward, backward, dense, expert, saved, self.experts)
 
     def folded(self, pp: int) -> Loads:
         """Chunks of a stage put together: (n, pp·vpp) → (n, pp)."""
@@ -53,8 +72,8 @@ class End:
 class Prefix:
     """Running sums of n rows over the blocks, (n, blocks+1); `backward_s` leaves recompute out.
 
-    `depth` (n,) is how many layers of every chunk are under recompute. `second_embedding` marks models whose last
-    stage keeps a copy of the embedding: as a tied head, or for the look-ups of MTP layers.
+    `depth` (n,) is how many layers of every chunk are under recompute. `copied` (n,) are the weights of the embedding of which
+    the last stage keeps a copy: as a tied head, or for the look-ups of MTP layers.
     """
 
     forward_s: Floats
@@ -66,11 +85,11 @@ class Prefix:
     recomputed_bytes: Floats
     embedding: End
     head: End
+    copied: Floats
     depth: Ints
-    second_embedding: bool
 
     @classmethod
-    def of(cls, pieces: Pieces, rows: npt.NDArray[np.intp], tied: bool) -> Prefix:
+    def of(cls, pieces: Pieces, rows: npt.NDArray[np.intp]) -> Prefix:
         """Sums of the given rows of `pieces`, whose depth is left open."""
         order = np.array([pieces.names.index(name) for name in pieces.blocks])
 
@@ -94,15 +113,15 @@ class Prefix:
             run("recomputed_bytes"),
             end("embedding"),
             end("head"),
+            pieces.copied_weights[rows],
             np.zeros(len(rows), dtype=np.int64),
-            tied or "mtp" in pieces.blocks,
         )
 
     def gathered(self, factor: Ints, depth: Ints) -> Prefix:
         """Sums of rows that stand for the given factor rows."""
         sums = (getattr(self, name)[factor] for name in list(Prefix.__dataclass_fields__)[:7])
         ends = (End(*(getattr(end, name)[factor] for name in End.__dataclass_fields__)) for end in (self.embedding, self.head))
-        return Prefix(*sums, *ends, depth, self.second_embedding)  # type: ignore[call-arg]
+        return Prefix(*sums, *ends, self.copied[factor], depth)  # type: ignore[call-arg]
 
     @property
     def blocks(self) -> int:
@@ -132,8 +151,8 @@ class Prefix:
         for name in End.__dataclass_fields__:
             for end in ends:
                 getattr(loads, name)[...] += getattr(end, name)[:, None, None]
-        if self.second_embedding and pp > 1 and stage == pp - 1:
-            loads.dense[...] += self.embedding.dense[:, None, None]
+        if pp > 1 and stage == pp - 1:
+            loads.dense[...] += self.copied[:, None, None]
         return loads
 
     def before_grid(self, stage: int, nominal_recompute_s: Floats) -> tuple[Floats, Floats]:
@@ -149,15 +168,18 @@ class Prefix:
         return forward[:, :, None], backward[:, :, None]
 
 
-def chunk_loads(pieces: Pieces, factor: Ints, depth: Ints, cuts: Cuts, tied: bool) -> Loads:
+def chunk_loads(pieces: Pieces, factor: Ints, depth: Ints, cuts: Cuts) -> Loads:
     """Loads of the chunks between `cuts` (n, chunks+1), or (1, chunks+1) for cuts that all rows share; (n, chunks).
 
     `factor` and `depth` (n,) are each row's place in `pieces` and how many layers of every chunk it redoes. The embedding is in
-    the first chunk, the head in the last, with a copy of the embedding where one is `tied` to it or MTP layers look it up.
+    the first chunk, the head in the last, with a copy of the embedding where it is tied to it or MTP layers look it up.
     """
-    blocks = len(pieces.blocks)
-    start, stop = cuts[:, :-1], cuts[:, 1:]
-    again = np.minimum(start + np.minimum(depth, blocks)[:, None], stop) if depth.any() else start
+    return span_loads(pieces, factor, depth, cuts[:, :-1], cuts[:, 1:], cuts.shape[1] - 2)
+
+
+def span_loads(pieces: Pieces, factor: Ints, depth: Ints, start: Cuts, stop: Cuts, last: int) -> Loads:
+    """The same of some chunks, from `start` to before `stop`, (n or 1, spans) both, with the first and, at `last`, the last."""
+    again = np.minimum(start + np.minimum(depth, len(pieces.blocks))[:, None], stop) if depth.any() else start
     shape = (len(factor), start.shape[1])
     experts = any(piece.expert_weights.any() for piece in pieces.pieces.values())
     found = Loads(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), experts)
@@ -174,14 +196,32 @@ def chunk_loads(pieces: Pieces, factor: Ints, depth: Ints, cuts: Cuts, tied: boo
             terms.append((found.saved_bytes, redone, piece.recomputed_bytes - piece.saved_bytes))
         for total, count, values in terms:
             total += count * values[factor][:, None]
-    for name, chunk in (("embedding", 0), ("head", -1)):
+    for name, span in (("embedding", 0), ("head", last)):
         piece = pieces.pieces[name]
-        found.forward_s[:, chunk] += piece.once_s[factor]
-        found.backward_s[:, chunk] += piece.back_s[factor]
-        found.dense[:, chunk] += piece.dense_weights[factor]
-        found.saved_bytes[:, chunk] += piece.saved_bytes[factor]
-    if (tied or "mtp" in pieces.blocks) and shape[1] > 1:
-        found.dense[:, -1] += pieces.pieces["embedding"].dense_weights[factor]
+        found.forward_s[:, span] += piece.once_s[factor]
+        found.backward_s[:, span] += piece.back_s[factor]
+        found.dense[:, span] += piece.dense_weights[factor]
+        found.saved_bytes[:, span] += piece.saved_bytes[factor]
+    if last > 0:
+        found.dense[:, last] += pieces.copied_weights[factor]
+    return found
+
+
+def saved_by_turns(saved_bytes: Floats, num_microbatches: Ints, pp: int, vpp: int, stages: Ints) -> Floats:
+    """Saved bytes per micro-batch, for `in_flight` of them, of interleaved stages (k,) from their chunks' (n, vpp·k); (n, k).
+
+    At its fullest a stage holds more micro-batches of its early chunks than of its late ones. It is charged for these, or for as
+    many of its mean chunk where that is more: what bounds take a stage to hold at least is then right however its layers are cut.
+    """
+    saved = saved_bytes.reshape(len(saved_bytes), vpp, len(stages))
+    found = np.asarray(saved.sum(axis=1))
+    few = np.minimum(num_microbatches, TURNS_TOLD * pp)
+    for count in np.unique(few).tolist():
+        rows = np.flatnonzero(few == count)
+        for place, stage in enumerate(stages.tolist()):
+            held = held_by_chunk(pp, vpp, count, stage)
+            share = vpp / float(in_flight(INTERLEAVED, pp, vpp, count, stage))
+            found[rows, place] = np.maximum(found[rows, place], (saved[rows, :, place] @ held.T).max(axis=1) * share)
     return found
 
 

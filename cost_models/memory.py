@@ -13,15 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..search_spaces.groups import DIMENSIONS, groups
-from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SHARDINGS, Floats, Ints, LayoutTable, Problem
+from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import free_bytes
 from ..search_spaces.stack import Footprint
 from ..search_spaces.workload import MEMORY_BAND
-from .layers import shard_group
 from .operators import BF16
 from .pieces import Pieces
+from .sharding import ZERO1, ZERO2, ZERO3, gathered_stages, shard_group, waiting_gradients
 
-ZERO1, ZERO2, ZERO3, HSDP = (SHARDINGS.index(name) for name in ("zero1", "zero2", "zero3", "hsdp"))
 GIB = float(2**30)
 
 
@@ -56,14 +55,15 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
     footprint = problem.stack.footprint
     resident = 1.0 - table.optimizer_offload
     beside = np.where(stage >= ZERO2, 0.0, footprint.compute_gradient_bytes)
-    whole = (stage >= ZERO2) & (table.num_microbatches > 1) & (footprint.unsharded_gradient_bytes > 0)
-    gathered = np.where((stage >= ZERO3) & (table.pp > 1) & footprint.gathered_stages, BF16, 0.0)
+    whole = waiting_gradients(problem.stack, table) & (table.num_microbatches > 1)
+    waiting = footprint.unsharded_gradient_bytes or problem.stack.sent_gradient_bytes
+    gathered = np.where(gathered_stages(problem.stack, table), BF16, 0.0)
 
     def over(count: Floats, from_stage: int, size: float) -> Floats:
         return np.where(stage >= from_stage, size / count, size)
 
     def gradients(count: Floats) -> Floats:
-        return np.where(whole, footprint.unsharded_gradient_bytes, over(count, ZERO2, gradient) + beside)
+        return np.where(whole, waiting, over(count, ZERO2, gradient) + beside)
 
     return StaticRates(
         weights=(over(shards[0], ZERO3, BF16) + gathered, over(shards[1], ZERO3, BF16) + gathered),

@@ -184,8 +184,8 @@ def _core(
     t, seq = f.tokens, float(f.seq_len)
     per_key = 2.0 * t * heads * (d_qk + d_v)
     covered = np.where(f.cp_type == CP_TYPES.index("p2p"), seq / f.cp, seq)  # a step of a ring works on one rank's keys
-    # A fused kernel keeps one log-sum-exp per row; an unfused one keeps scores and probabilities, unless recomputed.
-    kept = FP32 * t * heads if f.flash else 2 * BF16 * t * heads * full_keys
+    # A fused kernel keeps one log-sum-exp per row; an unfused one what its softmax and second product need, unless recomputed.
+    kept = FP32 * t * heads if f.flash else f.footprint.score_bytes * t * heads * full_keys
     copy = BF16 * t * heads * d_v if f.footprint.copied_attention else 0.0
     return Operator(
         name,

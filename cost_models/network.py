@@ -14,27 +14,41 @@ import numpy as np
 
 from ..search_spaces.cluster import ClusterSpec, Level
 from ..search_spaces.groups import Groups
-from ..search_spaces.layout import Floats, Ints
+from ..search_spaces.layout import Bools, Floats, Ints
 from .profile import Fitted, Profile
+from .routing import Routing
 
+Exchange = Literal["moe_dispatch", "moe_combine"]
 EXCHANGES = ("all_to_all", "moe_dispatch", "moe_combine")
 """Collectives that reach every peer in one step."""
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """How groups sit on the levels; both arrays are (levels, n).
+    """How groups sit on the levels; all arrays are (levels, n).
 
-    `members`: ranks of the group in one unit; `fan`: parts joined at the level (1: nothing crosses it).
+    `members`: ranks of the group in one unit; `fan`: parts joined at the level (1: nothing crosses it). `gathered`: what a rank
+    sends across the level of a buffer that the group gathers, as a share of it; `outside`: ranks of the group that the level lies
+    between; `leaving`: edges of a ring through the group that leave a unit. Of a group that does not tile its units these three
+    are those of the rank that has most to send, which sits where fewest of its group do; `Network.mean_crossing` has the means.
     """
 
     members: Floats
     fan: Floats
+    gathered: Floats
+    outside: Floats
+    leaving: Floats
 
     @property
     def below(self) -> Floats:
         """Ranks of the group in one unit of the level below, (levels, n)."""
         return np.concatenate([np.ones((1, self.members.shape[1])), self.members[:-1]])
+
+    @property
+    def crossed(self) -> Bools:
+        """Whether anything crosses the level, (levels, n)."""
+        return np.asarray(self.outside > 0.0)
 
     @property
     def size(self) -> Floats:
@@ -43,24 +57,24 @@ class Crossing:
     @property
     def outermost(self) -> Ints:
         """Index of the outermost level that the group crosses, (n,); 0 where the group is one rank."""
-        crossed = self.fan > 1.0
+        crossed = self.crossed
         last = len(crossed) - 1 - np.argmax(crossed[::-1], axis=0)
         return np.where(crossed.any(axis=0), last, 0)
 
     def take(self, rows: Ints) -> Crossing:
-        return Crossing(self.members[:, rows], self.fan[:, rows])
+        return Crossing(*(getattr(self, name)[:, rows] for name in Crossing.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
 class _Curves:
-    """Figures of one collective on every level, (levels,); what passes through memory depends on the innermost one's alone."""
+    """Figures of one collective on every level, (levels,); how often it passes through memory is the innermost one's to say."""
 
     half_bytes: Floats
     gamma: Floats
     efficiency: Floats
     launch_s: Floats
     hop_s: Floats  # the library's whole hop where it was measured, else the level's latency
-    local_cost: float
+    local_cost: Floats
     passes: float
 
 
@@ -68,7 +82,7 @@ class Network:
     """The levels of a cluster as a job of `devices` devices sees them, with the curves of its accelerator's profile.
 
     `scale_up` and `scale_out` are the shares of those levels' bandwidth that the stack's collectives reach, one or a column (n,);
-    p2p meets no others. With `rails` "one" a ring leaves a unit through the adapter of one of its ranks, not of all.
+    p2p meets no others.
     """
 
     def __init__(
@@ -78,7 +92,6 @@ class Network:
         devices: int,
         scale_up: float | Floats = 1.0,
         scale_out: float | Floats = 1.0,
-        rails: Literal["all", "one"] = "all",
     ) -> None:
         self.levels: tuple[Level, ...] = cluster.levels
         self.sizes: tuple[int, ...] = cluster.allocated_sizes(devices)
@@ -89,7 +102,6 @@ class Network:
         oversubscribed = np.array([level.oversubscription for level in self.levels])
         out = np.array([[level.efficiency_profile == "scale-out"] for level in self.levels])
         self._reached = np.where(out, scale_out, scale_up)  # (levels, 1 or n)
-        self._one_rail = out & (rails == "one")
         self.bandwidth = np.array([x.bandwidth_bytes_per_s.value for x in self.levels]) / shared / oversubscribed
         self.latency = np.array([level.latency_s.value for level in self.levels])
         fabrics = tuple(dict.fromkeys(level.efficiency_profile for level in self.levels))
@@ -104,44 +116,90 @@ class Network:
         self._ring_kind = np.array([level.kind in ("ring", "torus") for level in self.levels])[:, None]
 
     def crossing(self, group: Groups) -> Crossing:
-        """Places groups on the levels."""
-        units = np.ones((len(self.levels) + 1, len(group.size)))
-        units[0] = group.size
+        """Places groups on the levels, as the worst of each layout lies."""
+        shape = (len(self.levels) + 1, len(group.size))
+        units, least = np.ones(shape), np.ones(shape)
+        units[0], least[-1] = group.size, group.size
         for index, size in enumerate(self.sizes[:-1]):
             units[index + 1] = np.minimum(units[index], group.units(size, self.devices))
-        return Crossing(members=group.size / units[1:], fan=units[:-1] / units[1:])
+            least[index + 1] = np.maximum(least[index], group.least(size, self.devices))
+        members, fan, below = group.size / units[1:], units[:-1] / units[1:], group.size / units[:-1]
+        return Crossing(
+            members,
+            fan,
+            gathered=self._at_worst((fan - 1.0) / members, 1.0 / least[:-1] - 1.0 / least[1:]),
+            outside=self._at_worst(members - below, np.diff(least, axis=0)),
+            leaving=np.where(units[1:] > 1.0, units[1:], 0.0),
+        )
+
+    def _at_worst(self, mean: Floats, emptiest: Floats) -> Floats:
+        """What crosses the levels, (levels, n), for the rank that has most of it; both arguments broadcast.
+
+        Of a group that does not tile its units, those that hold fewest of it have fewest ways out for what a whole unit lacks. The
+        levels of one fabric share a rank's ports, so what their sum is short of is spread over them.
+        """
+        found = mean.copy()
+        for rows in self._fabrics:
+            sum_of_mean, most = mean[rows].sum(axis=0), emptiest[rows].sum(axis=0)
+            if (most > sum_of_mean * (1.0 + ROUNDING)).any():
+                found[rows] *= np.maximum(most / np.where(sum_of_mean > 0, sum_of_mean, np.inf), 1.0)
+        return found
+
+    def mean_crossing(self, group: Groups, devices: Ints) -> Crossing:
+        """Places groups on the levels of jobs that use `devices` (n,), mean over all of a layout's groups and ranks."""
+        shape = (len(self.levels) + 1, len(group.size))
+        units, mates, straddling = np.ones(shape), np.ones(shape), np.zeros(shape)
+        units[0], mates[-1] = group.size, group.size
+        for index, size in enumerate(self.sizes[:-1], start=1):
+            at = group.placement(size, devices)
+            units[index], mates[index], straddling[index] = at.units, at.mates, at.straddling
+        return Crossing(
+            members=group.size / units[1:],
+            fan=units[:-1] / units[1:],
+            gathered=(units[:-1] - units[1:]) / group.size,
+            outside=mates[1:] - mates[:-1],
+            leaving=(units - (1.0 - straddling))[1:],
+        )
 
     def all_gather_s(self, at: Crossing, total_bytes: Floats) -> Floats:
         """All-gather of `total_bytes` (what every rank holds afterwards), seconds (n,)."""
-        return self._collective("all_gather", at, self.ring_bytes(at, total_bytes), total_bytes)
+        return self._fastest("all_gather", at, self.ring_bytes(at, total_bytes), total_bytes)
 
     def reduce_scatter_s(self, at: Crossing, total_bytes: Floats) -> Floats:
         """Reduce-scatter of `total_bytes` (what every rank holds before), seconds (n,)."""
-        return self._collective("reduce_scatter", at, self.ring_bytes(at, total_bytes), total_bytes)
+        return self._fastest("reduce_scatter", at, self.ring_bytes(at, total_bytes), total_bytes)
 
     def all_reduce_s(self, at: Crossing, total_bytes: Floats) -> Floats:
         """All-reduce of `total_bytes` held by every rank, seconds (n,): reduce-scatter, then all-gather, 2·S·(n−1)/n sent.
 
-        Within one level whose switches reduce, S is sent once instead, if that is faster.
+        Within a fabric whose switches reduce, S is sent once instead, through the outermost level, if that is faster.
         """
-        ring = self._collective("all_reduce", at, 2.0 * self.ring_bytes(at, total_bytes), total_bytes)
-        alone = (at.fan > 1.0).sum(axis=0) == 1
+        ring = self._fastest("all_reduce", at, 2.0 * self.ring_bytes(at, total_bytes), total_bytes)
+        alone = (at.size > 1) & ~(at.crossed & (self._innermost[:, None] != self._innermost[at.outermost])).any(axis=0)
         reduces = np.array([self._reduces(level) for level in self.levels])[at.outermost] & alone
         if not reduces.any():
             return ring
-        once = np.where(at.fan > 1.0, total_bytes, 0.0)
+        once = np.where(np.arange(len(self.levels))[:, None] == at.outermost, total_bytes, 0.0)
         return np.where(reduces, np.minimum(ring, self._collective("all_reduce_in_network", at, once, total_bytes)), ring)
 
     def all_to_all_s(self, at: Crossing, sent_bytes: Floats) -> Floats:
         """All-to-all where every rank holds `sent_bytes` for the group, its own share included, seconds (n,)."""
         return self._collective("all_to_all", at, self.all_to_all_bytes(at, sent_bytes), sent_bytes)
 
-    def exchange_s(self, at: Crossing, level_bytes: Floats, kernel: str = "all_to_all") -> Floats:
-        """Exchange of tokens that sends `level_bytes` (levels, n) per rank, seconds (n,).
+    def exchange_s(self, at: Crossing, token_bytes: Floats, routing: Routing, kernel: Exchange | None) -> Floats:
+        """Tokens to their experts or back, `token_bytes` one copy of all of a rank's, seconds (n,).
 
-        `kernel`: the library's all-to-all, or "moe_dispatch" and "moe_combine", fused kernels that find the receivers themselves.
+        `kernel`: a fused one that finds the receivers itself, or none: the library's all-to-all of every copy.
         """
-        return self._collective(kernel, at, level_bytes, level_bytes.sum(axis=0))
+        level_bytes = self.dispatch_bytes(at, token_bytes, routing, kernel is not None)
+        if kernel is None:
+            return self._collective("all_to_all", at, level_bytes, np.asarray(token_bytes * routing.top_k))
+        delivered = token_bytes * routing.units_hit(at.size / at.below[self._innermost])  # through each fabric, own units' in
+        kept = np.zeros_like(delivered)
+        for rows in self._fabrics:
+            first = int(np.argmax(rows))
+            kept[first] = np.maximum(delivered[first] - level_bytes[rows].sum(axis=0), 0.0)
+        return self._collective(kernel, at, level_bytes, delivered, kept)
 
     def p2p_s(self, at_level: Ints, message_bytes: Floats) -> Floats:
         """One message to a neighbour across the level of the given index, seconds (n,)."""
@@ -166,9 +224,7 @@ class Network:
 
         As many edges leave units as the ring touches units; those that stay in one unit of the next level are booked here.
         """
-        units = at.size / at.members
-        leaving = np.where(units > 1.0, units, 0.0)
-        edges = np.concatenate([at.size[None, :], leaving[:-1]]) - leaving
+        edges = np.concatenate([at.size[None, :], at.leaving[:-1]]) - at.leaving
         return np.asarray(own_bytes * (at.size - 1.0) * edges / at.size)
 
     @staticmethod
@@ -178,35 +234,39 @@ class Network:
         Outermost level first, a rank passes on its S/n to fan−1 peers, then what it has to the next level's: S·(fan−1)/members,
         which adds up to S·(n−1)/n (Chan et al. 2007, section 4, per level).
         """
-        return np.asarray(total_bytes * (at.fan - 1.0) / at.members)
+        return np.asarray(total_bytes * at.gathered)
 
     @staticmethod
     def all_to_all_bytes(at: Crossing, sent_bytes: Floats) -> Floats:
         """Bytes that one rank sends across each level in an all-to-all, (levels, n): its peers there over the group."""
-        return np.asarray(sent_bytes * (at.members - at.below) / at.size)
+        return np.asarray(sent_bytes * at.outside / at.size)
 
-    def dispatch_bytes(
-        self, at: Crossing, token_bytes: Floats, top_k: int, limit: int | None, dedup: bool, groups: int = 1
-    ) -> Floats:
+    def dispatch_bytes(self, at: Crossing, token_bytes: Floats, routing: Routing, dedup: bool) -> Floats:
         """Bytes that one rank sends across each level to bring its tokens to their experts, (levels, n).
 
         `token_bytes` is one copy of all its tokens. Routing is taken as uniform. Without dedup every one of the top_k
         copies travels alone. With it (DeepEP) a token enters a fabric's unit once, however many of its experts are there, and
-        is passed on inside by the rank that receives it: of u units 1−(1−1/u)^top_k are hit, and each is sent to across the
-        fabric unless the token entered there. Inside one fabric every unit is reached straight, whatever levels lie between.
-        Node-limited routing sends to `limit` of `groups`: no more units than those fill.
+        is passed on inside by the rank that receives it: each of the units that are hit is sent to across the fabric unless the
+        token entered there. Inside one fabric every unit is reached straight, whatever levels lie between.
         """
-        peers = (at.members - at.below) / at.size  # share of the experts that lie across this level
         if not dedup:
-            return np.asarray(token_bytes * top_k * peers)
+            return np.asarray(token_bytes * routing.top_k * at.outside / at.size)
         inside, whole = at.below[self._innermost], at.members[self._outermost]
-        share = inside / at.size  # of all experts, in one of the units that the fabric joins
-        hit = 1.0 - (1.0 - np.minimum(share, 1.0)) ** top_k
-        units = hit / np.maximum(share, 1e-30)
-        if limit is not None:
-            units = np.minimum(units, limit * np.maximum(1.0 / np.maximum(groups * share, 1e-30), 1.0))
-        entered_elsewhere = (at.members - at.below) / whole
-        return np.asarray(token_bytes * np.minimum(units, top_k) * entered_elsewhere)
+        return np.asarray(token_bytes * routing.units_hit(at.size / inside) * at.outside / whole)
+
+    def _fastest(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
+        """The library's algorithm, or where the profile has its curve, straight to every peer at once."""
+        time_s = self._collective(name, at, level_bytes, message_bytes)
+        lacks = np.array([f"{name}_direct" not in self._profile.collectives[level.efficiency_profile] for level in self.levels])
+        if lacks.all():
+            return time_s
+        straight_s = self._collective(f"{name}_direct", at, level_bytes, message_bytes)
+        return np.where((at.crossed & lacks[:, None]).any(axis=0), time_s, np.minimum(time_s, straight_s))
+
+    def on_engines(self, at: Crossing) -> Bools:
+        """Whether every level that a group crosses moves data on engines of its own, (n,)."""
+        without = np.array([not level.offload_engine for level in self.levels])
+        return np.asarray(~(at.crossed & without[:, None]).any(axis=0))
 
     def _reduces(self, level: Level) -> bool:
         return level.in_network_reduction and "all_reduce_in_network" in self._profile.collectives[level.efficiency_profile]
@@ -218,42 +278,50 @@ class Network:
         return self._of_collective[collective]
 
     def _read_curves(self, collective: str) -> _Curves:
-        name = collective.removesuffix("_in_network")
+        name = collective.removesuffix("_in_network").removesuffix("_direct")
         fast, plain = ([self._profile.collectives[x.efficiency_profile].get(n) for x in self.levels] for n in (collective, name))
         curves = [
             f or p or self._profile.collective_curve(x.efficiency_profile, name)
             for f, p, x in zip(fast, plain, self.levels, strict=True)
         ]
-        hop = np.array([c.hop_latency_s.value if c.hop_latency_s else 0.0 for c in curves])
+        hop = np.array([c.hop_latency_s.value if c.hop_latency_s else np.nan for c in curves])
         return _Curves(
             np.array([c.half_bytes.value for c in curves]),
             np.array([c.gamma.value if isinstance(c.gamma, Fitted) else c.gamma for c in curves]),
             np.array([c.efficiency.value for c in curves]),
             np.array([c.launch_s.value for c in curves]),
-            np.where(hop > 0, hop, self.latency),
-            curves[0].local_cost.value if curves[0].local_cost else 0.0,
+            np.where(np.isnan(hop), self.latency, hop),
+            np.array([c.local_cost.value if c.local_cost else 0.0 for c in curves]),
             curves[0].passes,
         )
 
-    def _collective(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
-        """Time of the profile's CollectiveCurve with what each level carries in place of one wire figure."""
+    def _collective(
+        self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats, kept_bytes: Floats | None = None
+    ) -> Floats:
+        """Time of the profile's CollectiveCurve with what each level carries in place of one wire figure.
+
+        `message_bytes` (n,), or (levels, n) where fabrics carry messages of their own; `kept_bytes` (levels, n) stay on this side
+        of a level and are only copied: by default what the innermost does not send of the message.
+        """
         curves = self._curves(name)
         mesh = np.minimum((at.fan - 1.0) / self._mesh_peers[:, None], 1.0)
         share = np.where(np.isfinite(self._mesh_peers)[:, None], np.maximum(mesh, 1e-9), 1.0)
         slow = 1.0 + (curves.half_bytes[:, None] / np.maximum(message_bytes, 1.0)) ** curves.gamma[:, None]
-        through_one = self._one_rail & (name != "all_to_all")
-        moved = level_bytes * np.where(through_one, at.below, 1.0)
-        moved[0] += curves.local_cost * np.maximum(curves.passes * message_bytes - level_bytes.sum(axis=0), 0.0)
+        moved = np.array(level_bytes, dtype=np.float64)
+        if kept_bytes is None:
+            moved[0] += curves.local_cost[0] * np.maximum(curves.passes * message_bytes - level_bytes.sum(axis=0), 0.0)
+        else:
+            moved += curves.local_cost[:, None] * kept_bytes
         rate = self.bandwidth[:, None] * self._reached * curves.efficiency[:, None]
-        level_s = moved / (rate * share) * slow * (at.fan > 1.0)
+        level_s = moved / (rate * share) * slow * at.crossed
         wire = np.max(np.array([level_s[rows].sum(axis=0) for rows in self._fabrics]), axis=0)
         delay = (self._hops(name, at, curves.passes) * curves.hop_s[:, None]).sum(axis=0)
-        return np.where((at.size > 1) & (message_bytes > 0), curves.launch_s[at.outermost] + delay + wire, 0.0)
+        return np.where((at.size > 1) & (level_bytes.sum(axis=0) > 0), curves.launch_s[at.outermost] + delay + wire, 0.0)
 
     def _hops(self, name: str, at: Crossing, passes: float) -> Floats:
         """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree."""
-        if name in EXCHANGES:
-            return (at.fan > 1.0).astype(np.float64)
+        if name in EXCHANGES or name.endswith("_direct"):
+            return passes * at.crossed.astype(np.float64)
         ring = at.fan - 1.0
         tree = 2.0 * np.ceil(np.log2(np.maximum(at.fan, 1.0)))
         return passes * np.where(self._ring_kind, ring, np.minimum(ring, tree))

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..search_spaces.layout import RECOMPUTE_MODULES, Floats, Ints
 from ..search_spaces.stack import Footprint
+from .routing import Routing
 
 BF16 = 2.0
 FP32 = 4.0
@@ -33,11 +34,10 @@ class Factors:
     eager: frozenset[str] = frozenset()
     fused_gate: bool = True
     gathered_logits: bool = False
-    imbalance: float = 1.0
+    imbalance: float | Floats = 1.0
     dispatch_bytes: float = BF16
     permuted_copies: float = 4.0  # reads and writes of the routed tokens on either side of the experts
     footprint: Footprint = field(default_factory=Footprint)
-    fused_experts: bool = False  # biases and activation lie in the grouped GEMM's epilogue
 
     @property
     def tokens(self) -> Floats:
@@ -62,10 +62,10 @@ class Factors:
 class Message:
     """One collective of a dimension: the bytes of its buffer, and how often forward and backward send it.
 
-    "dispatch" and "combine" carry one copy of a rank's tokens to `top_k` experts and back; node-limited routing sends a token to
-    `limit` of the `groups` that experts are dealt to. A "ring" passes every rank's buffer on from neighbour to neighbour until
-    all have seen it. A `beside` message runs while the kernels of its own operator do (ring attention) and exposes the rest; one
-    `beside_wgrad` can run while its operator's weight gradient is computed; a `hidden` one costs traffic but no time.
+    "dispatch" and "combine" carry one copy of a rank's tokens to their experts and back, as `routing` spreads them. A "ring" passes
+    every rank's buffer on from neighbour to neighbour until all have seen it. A `beside` message runs while the kernels of its own
+    operator do (ring attention) and exposes the rest; one `beside_wgrad` can run while its operator's weight gradient is computed;
+    a `hidden` one costs traffic but no time.
     """
 
     dimension: Literal["tp", "cp", "ep", "etp"]
@@ -73,9 +73,7 @@ class Message:
     bytes: Floats
     forward: float | Floats = 1.0
     backward: float | Floats = 1.0
-    top_k: int = 0
-    limit: int | None = None
-    groups: int = 1
+    routing: Routing | None = None
     beside: bool = False
     beside_wgrad: bool = False
     hidden: bool = False

@@ -27,10 +27,12 @@ from .operation import (
     norm_and_residual,
     row_parallel,
 )
+from .routing import Routing
 
 __all__ = [
     "BF16",
     "FP32",
+    "LOSS",
     "Factors",
     "Message",
     "Operator",
@@ -43,6 +45,8 @@ __all__ = [
     "mtp_operators",
 ]
 
+LOSS = "loss"
+"""The operator that no framework recomputes: it stands outside of the layers."""
 BIAS_FORWARD = FP32 + (BF16 + 2 * FP32) + 2 * FP32 + (FP32 + BF16)
 """Bytes per value of an expert's output whose bias is added outside the GEMM, weighted by FP32 routing probabilities: their
 product is written, added to the BF16 output, all experts' sums are joined and cast back (Megatron-Core's _apply_bias)."""
@@ -76,32 +80,28 @@ def head_operators(model: ModelSpec, f: Factors, vocab_size: Floats) -> list[Ope
     return [
         norm_and_residual("final_norm", h, f, 2 * BF16 * t * h / f.sp),  # its input, which no layer keeps, and its output
         Operator("lm_head", "gemm", f.zeros, m=t, n=vocab, k=h, messages=column_parallel(f, BF16 * t * h), high_precision=True),
+        *_gathered_logits(t * vocab_size, f),
         _loss(t * vocab_size, f),
     ]
 
 
-def _loss(logits: Floats, f: Factors) -> Operator:
-    """Cross entropy over all `logits` of the tokens: vocabulary-parallel, or on every TP rank after gathering them.
+def _gathered_logits(logits: Floats, f: Factors) -> list[Operator]:
+    """Gathered logits are copied into one tensor (received in pieces, then joined) and their gradient cut again."""
+    if not f.gathered_logits:
+        return []
+    joined = np.where(f.tp > 1, 2.0 * BF16 * logits, 0.0)
+    gather = (Message("tp", "all_gather", BF16 * logits, forward=1.0, backward=0.0),)
+    return [Operator("gathered_logits", "memory", f.zeros, forward_bytes=joined, backward_bytes=joined / f.tp, messages=gather)]
 
-    Gathered logits are copied into one tensor (received in pieces, then joined) and their gradient cut again.
-    """
+
+def _loss(logits: Floats, f: Factors) -> Operator:
+    """Cross entropy over all `logits` of the tokens: vocabulary-parallel, or on every TP rank after they were gathered."""
     # Bytes read and written per logit: softmax and gradient once each in FP32; as a chain cast, log-softmax over three reads, its
     # gradient from a dense one, cast back.
     forward, backward = (22.0, 30.0) if "loss" in f.eager else (3 * FP32, 1.5 * FP32)
-    if f.gathered_logits:
-        held, joined = logits, np.where(f.tp > 1, 2.0 * BF16 * logits, 0.0)
-        messages = (Message("tp", "all_gather", BF16 * logits, forward=1.0, backward=0.0),)
-    else:
-        held, joined = logits / f.tp, f.zeros
-        messages = (Message("tp", "all_reduce", FP32 * f.tokens, forward=3.0, backward=0.0),)
-    return Operator(
-        "loss",
-        "memory",
-        f.zeros,
-        forward_bytes=forward * held + joined,
-        backward_bytes=backward * held + joined / f.tp,
-        messages=messages,
-    )
+    held = logits if f.gathered_logits else logits / f.tp
+    spoken = () if f.gathered_logits else (Message("tp", "all_reduce", FP32 * f.tokens, forward=3.0, backward=0.0),)
+    return Operator(LOSS, "memory", f.zeros, forward_bytes=forward * held, backward_bytes=backward * held, messages=spoken)
 
 
 def mtp_operators(model: ModelSpec, f: Factors) -> list[Operator]:
@@ -195,9 +195,12 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
     first = w * (2 if mlp.gated else 1)
     copies = BF16 * routed * width
     limit, groups = (mlp.routing_groups_topk, mlp.routing_groups) if mlp.routing_groups > 1 else (None, 1)
-    sent = t * width * f.imbalance
-    dispatch = Message("ep", "dispatch", f.dispatch_bytes * sent, 1.0, 1.0, mlp.top_k, limit, groups)
-    combine = Message("ep", "combine", BF16 * sent, 1.0, 1.0, mlp.top_k, limit, groups)
+    routing, sent = Routing(mlp.top_k, mlp.experts, limit, groups), t * width * f.imbalance
+    back = 1.0 if f.dispatch_bytes == BF16 else 0.0  # gradients go back as they are combined, whatever tokens are cast to
+    dispatch: tuple[Message, ...] = (Message("ep", "dispatch", f.dispatch_bytes * sent, 1.0, back, routing),)
+    if not back:
+        dispatch += (Message("ep", "combine", BF16 * sent, 0.0, 1.0, routing),)
+    combine = Message("ep", "combine", BF16 * sent, 1.0, 1.0, routing)
     etp_gather = Message("etp", "all_gather", copies, 1.0, 1.0)
     etp_scatter = Message("etp", "reduce_scatter", copies, 1.0, 1.0)
     operators = [
@@ -221,7 +224,7 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
             forward_bytes=f.permuted_copies * copies,
             backward_bytes=f.permuted_copies * copies,
             saved_bytes=f.linear_bytes * routed * width,
-            messages=(dispatch, etp_gather),
+            messages=(*dispatch, etp_gather),
         ),
         Operator(
             "experts_fc1",
@@ -248,7 +251,7 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
         ),
         *_latent("latent_up", mlp.latent_size, t, h, f),
     ]
-    if mlp.bias and not f.fused_experts:
+    if mlp.bias:
         moved = routed * width
         operators.append(
             Operator(
@@ -262,7 +265,7 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
 
 def _clamp(mlp: MoeMlp, gate: Floats, f: Factors) -> list[Operator]:
     """Clamping of gate and up before the activation's kernel; `gate` values each."""
-    if not mlp.clamped or f.fused_experts:
+    if not mlp.clamped:
         return []
     forward, backward = CLAMP_FORWARD * gate, CLAMP_BACKWARD * gate
     return [Operator("experts_clamp", "memory", f.zeros, MOE | MOE_ACT, forward_bytes=forward, backward_bytes=backward)]

@@ -32,15 +32,19 @@ class Part:
 class Whole:
     """One piece before anything is said of recompute and sharding; times (components, n) without host, bytes and weights (n,).
 
-    `floors_s`: host time of forward and of backward, and how long the device waits for the host in forward.
+    `redone_s`: what full recompute repeats of an embedding or a head that it counts among the layers, 0 of layers themselves.
+    `floors_s`: host time of forward and of backward, and how long the device waits for the host in forward. `outside_s`: how long
+    its messages take that leave the supernode, forward and backward, hidden or not.
     """
 
     parts: tuple[Part, ...]
     forward_s: Floats
     backward_s: Floats
+    redone_s: Floats
     input_bytes: Floats
     saved_bytes: Floats
     floors_s: tuple[Floats, Floats, Floats]
+    outside_s: tuple[Floats, Floats]
     dense_weights: Floats
     expert_weights: Floats
 
@@ -55,6 +59,7 @@ class Wholes:
     dispatch_bytes: Floats
     largest_saved_bytes: Floats
     gradient_buffer_bytes: Floats
+    copied_weights: Floats
 
     @classmethod
     def joined(cls, first: Wholes, second: Wholes) -> Wholes:
@@ -91,6 +96,7 @@ class Piece:
     recomputed_bytes: Floats
     dense_weights: Floats  # parameters on one rank, shared by its dp·cp group
     expert_weights: Floats  # parameters on one rank, shared by its edp group
+    outside_s: tuple[Floats, Floats]  # of messages that leave the supernode, forward and backward
 
     @cached_property
     def once_s(self) -> Floats:
@@ -124,6 +130,7 @@ class Pieces:
     dispatch_bytes: Floats
     largest_saved_bytes: Floats  # of one operator: its gradient is as large
     gradient_buffer_bytes: Floats  # stand-ins for the gradients of the layers' weights, one for each shape
+    copied_weights: Floats  # word embedding that the last of several stages keeps too: as a tied head, or for MTP layers
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -149,6 +156,17 @@ class Pieces:
     def again_s(self) -> Floats:
         """Seconds to redo in all layers what each row's choice redoes."""
         return np.asarray(np.sum([self.counts[name] * self.pieces[name].again_s for name in self.names], axis=0))
+
+    @cached_property
+    def unused_shares(self) -> tuple[Floats, Floats]:
+        """Share of the whole model's forward, and of its backward without recompute, while nothing leaves the supernode."""
+        each = [(count, self.pieces[name]) for name, count in self.counts.items()]
+        found = []
+        for side, seconds in enumerate(("once_s", "back_s")):
+            whole = np.sum([count * getattr(piece, seconds) for count, piece in each], axis=0)
+            outside = np.sum([count * piece.outside_s[side] for count, piece in each], axis=0)
+            found.append(np.clip(1.0 - outside / whole, 0.0, 1.0))
+        return found[0], found[1]
 
     @cached_property
     def rank_weights(self) -> tuple[Floats, Floats]:

@@ -1,34 +1,22 @@
 """The price of a pipeline schedule for many layouts at once, and bounds that never exceed it.
 
-Rows share pp, vpp and schedule. The step of a schedule is the longest path through its passes. `recurrence_s` is the price: it
-replays the schedule of `timeline` for all rows together and, where there are many micro-batches, only its two ends. `admissible_s`
-takes the longest of a few paths in closed form, `bound_s` the least that any partition of the work can reach.
+Rows share pp, vpp and schedule. `stage_ends_s` is the price: when every stage ends its last backward pass. Of GPipe and 1F1B it is
+the longest path in closed form; the interleaved schedule of `timeline` is replayed for all rows together, with a closed form from
+below beside it. `bound_s` is the least that any partition of the work can reach.
 
 Stages may come one by one, (n, pp·vpp), or with vpp = 1 as runs of equal consecutive stages, (n, runs) with `run_lengths`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from .timeline import (
-    BACKWARD,
-    FORWARD,
-    GPIPE,
-    INTERLEAVED,
-    ONE_F_ONE_B,
-    SIMULATED,
-    Floats,
-    Ints,
-    build_schedule,
-    check_schedule,
-    source_of,
-)
+from .one_f_one_b import last_backward_ends_s
+from .timeline import FORWARD, GPIPE, INTERLEAVED, ONE_F_ONE_B, WHOLE, Floats, Ints, build_schedule, check_schedule, source_of
 
 Number = float | int | npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
@@ -37,16 +25,13 @@ BLOCK_ROWS = 2048
 REPLAYED_GROUPS = 12
 """Groups of pp micro-batches of an interleaved schedule that are replayed; beyond, a further group costs what the last two did."""
 
-MOST_STARTS = 8
-"""Micro-batches from which a cycle of the middle may start; a long cycle can lose a fraction of its edges' time, once per step."""
-
 
 @dataclass(frozen=True, eq=False)
 class PipelineTime:
     """One step's pipeline, (n,) each: total_s = busy_s + p2p_s + bubble_s.
 
-    `critical_stage` is the stage on the longest path in closed form and `busy_s` its m·(f + b); `p2p_s` is what would be saved if
-    edges took no time; `bubble_s` is the rest.
+    `critical_stage` is the fullest stage and `busy_s` its m·(f + b); `p2p_s` is what would be saved if edges took no time;
+    `bubble_s` is the rest.
     """
 
     total_s: Floats
@@ -65,7 +50,29 @@ def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: Number, stage:
         return np.minimum(pp - s, m)
     if schedule == INTERLEAVED:
         return np.minimum(m * vpp, 2 * (pp - 1 - s) + (vpp - 1) * pp + 1)
-    raise ValueError(f"schedule {schedule!r} is not one of {', '.join(SIMULATED)}")
+    raise ValueError(f"schedule {schedule!r} is not one of {', '.join(WHOLE)}")
+
+
+@lru_cache(maxsize=512)
+def held_by_chunk(pp: int, vpp: int, num_microbatches: int, stage: int) -> Ints:
+    """What an interleaved stage holds of each of its chunks at the moments when it may hold most, (moments, vpp) micro-batches.
+
+    Forwards take pp micro-batches through one chunk, then through the next; backwards likewise from the last chunk on. From the end
+    of the warm-up one backward follows each forward: between turns what is held is linear, so its most is where one of them turns.
+    """
+    total = num_microbatches * vpp
+    first = int(in_flight(INTERLEAVED, pp, vpp, num_microbatches, stage))
+    steps = min(total - first, pp * vpp)
+    moments = {0, steps, *range(0, steps, pp), *range(-first % pp, steps, pp)}
+    after = np.array(sorted(moments), dtype=np.int64)
+    chunk = np.arange(vpp)
+
+    def passed(count: Ints) -> Ints:
+        """Of the first `count` passes those of each chunk, in the order of forwards."""
+        groups, rest = np.divmod(count, pp * vpp)
+        return np.asarray(groups[:, None] * pp + np.clip(rest[:, None] - chunk * pp, 0, pp))
+
+    return np.asarray(passed(first + after) - passed(after)[:, ::-1])
 
 
 def price(
@@ -78,16 +85,21 @@ def price(
     num_microbatches: Number,
     run_lengths: Ints | None = None,
 ) -> PipelineTime:
-    """Time of the pipeline and its split. Shapes as in `recurrence_s`; replays twice where p2p_s is not zero."""
-    forward, backward, p2p, m = _rows(pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, run_lengths)
-    total = recurrence_s(schedule, pp, vpp, forward, backward, p2p, m)
+    """Time of the pipeline and its split. Shapes as in `stage_ends_s`; priced twice where p2p_s is not zero."""
+    forward, backward, p2p, m, _ = _rows(pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, run_lengths)
+    total = recurrence_s(schedule, pp, vpp, forward, backward, p2p, m, run_lengths)
     exposed = np.zeros_like(total)
     if (slow := p2p > 0).any():
-        exposed[slow] = total[slow] - recurrence_s(schedule, pp, vpp, forward[slow], backward[slow], 0.0, m[slow])
-    critical = np.argmax(_paths_s(schedule, pp, vpp, forward, backward, p2p, m), axis=1)
-    work = (forward + backward).reshape(-1, vpp, pp).sum(axis=1)
-    busy = m * work[np.arange(len(m)), critical]
-    return PipelineTime(total, critical, busy, exposed, total - busy - exposed)
+        lengths = None if run_lengths is None else np.broadcast_to(run_lengths, forward.shape)[slow]
+        exposed[slow] = total[slow] - recurrence_s(schedule, pp, vpp, forward[slow], backward[slow], 0.0, m[slow], lengths)
+    work = (forward + backward) * (1 if run_lengths is None else np.asarray(run_lengths) > 0)
+    work = work if vpp == 1 else work.reshape(-1, vpp, pp).sum(axis=1)
+    fullest = np.argmax(work, axis=1)
+    busy = m * work[np.arange(len(m)), fullest]
+    if run_lengths is not None:
+        first = np.broadcast_to(np.cumsum(run_lengths, axis=-1) - run_lengths, forward.shape)
+        fullest = first[np.arange(len(m)), fullest]
+    return PipelineTime(total, fullest, busy, exposed, total - busy - exposed)
 
 
 def recurrence_s(
@@ -100,30 +112,10 @@ def recurrence_s(
     num_microbatches: Number,
     run_lengths: Ints | None = None,
 ) -> Floats:
-    """Seconds from the first forward to the last backward, (n,): the price of a pipeline.
-
-    `forward_s`, `backward_s` (n, pp·vpp) seconds per virtual chunk, or (n, runs) with `run_lengths` (runs,) or (n, runs) stages
-    each; `p2p_s` seconds per edge and `num_microbatches`, scalars or (n,). Exact for GPipe (a flow shop of equal jobs), for 1F1B
-    without p2p, and wherever the whole schedule is replayed: m < 4·pp, or m ≤ REPLAYED_GROUPS·pp when interleaved.
-    """
-    forward, backward, p2p, m = _rows(pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, run_lengths)
-    for count in np.unique(m).tolist():
-        check_schedule(schedule, pp, vpp, count)
-    if schedule == GPIPE:
-        return _gpipe_s(pp, forward, backward, p2p, m)
-    total = np.empty(len(m))
-    limit = REPLAYED_GROUPS * pp if schedule == INTERLEAVED else 4 * pp - 1
-    for count in np.unique(np.minimum(m, limit + 1)).tolist():
-        rows = np.flatnonzero(m == count if count <= limit else m > limit)
-        for block in (rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)):
-            f, b, c = np.ascontiguousarray(forward[block].T), np.ascontiguousarray(backward[block].T), p2p[block]
-            if count <= limit:
-                total[block] = _replay(schedule, pp, vpp, count, f, b, c)
-            elif schedule == INTERLEAVED:
-                total[block] = _extended(pp, vpp, m[block], f, b, c)
-            else:
-                total[block] = _joined(pp, m[block], f, b, c)
-    return total
+    """Seconds from the first forward to the last backward, (n,): the end of the first stage. Shapes as in `stage_ends_s`."""
+    return np.asarray(
+        stage_ends_s(schedule, pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, run_lengths).max(axis=1, initial=0.0)
+    )
 
 
 def admissible_s(
@@ -136,38 +128,12 @@ def admissible_s(
     num_microbatches: Number,
     run_lengths: Ints | None = None,
 ) -> Floats:
-    """Longest of the paths in closed form, (n,) seconds: never above the simulated step. Shapes as in `recurrence_s`.
-
-    Within a run of equal stages the paths are looked at on its last stage and on the first that can turn twice, m > pp−s: but for
-    whole numbers of loops they are linear in between.
-    """
-    if run_lengths is None or schedule == GPIPE:
-        forward, backward, p2p, m = _rows(pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, run_lengths)
-        return np.asarray(_paths_s(schedule, pp, vpp, forward, backward, p2p, m).max(axis=1))
-    lengths = np.asarray(run_lengths, dtype=np.int64)
-    if schedule != ONE_F_ONE_B or (lengths.sum(axis=-1) != pp).any():
-        raise ValueError(f"run_lengths must add up to pp ({pp}) and the schedule be gpipe or 1f1b, not {schedule}")
-    # One (n,) column per run: numpy is several times faster along the long axis than across a handful of runs.
-    f, b = np.asarray(forward_s, dtype=np.float64).T, np.asarray(backward_s, dtype=np.float64).T
-    fb = f + b
-    total = sum(fb[r] * lengths[..., r] for r in range(len(fb)))
-    best = np.zeros(f.shape[1])
-    prefix: Floats = np.zeros(f.shape[1])
-    first = 0 * lengths[..., 0]
-    for r, length in enumerate(np.moveaxis(lengths, -1, 0)):
-        last = np.maximum(length - 1, 0)
-        places = [last] if (length <= 1).all() else [np.clip(pp + 1 - np.asarray(num_microbatches) - first, 0, last), last]
-        for place in places:
-            # An empty run costs nothing and stands on the next one's first stage.
-            at, empty = np.minimum(first + place, pp - 1), length == 0
-            paths = stage_paths_s(prefix + place * fb[r], f[r], b[r], total, at, pp, num_microbatches, p2p_s)
-            best = np.maximum(best, np.where(empty, 0.0, paths) if empty.any() else paths)
-        prefix = prefix + length * fb[r]
-        first = first + length
-    return best
+    """Longest of the paths in closed form, (n,) seconds: never above the simulated step. Shapes as in `stage_ends_s`."""
+    ends = stage_ends_s(schedule, pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, run_lengths, closed_form=True)
+    return np.asarray(ends.max(axis=1, initial=0.0))
 
 
-def paths_s(
+def stage_ends_s(
     schedule: str,
     pp: int,
     vpp: int,
@@ -175,24 +141,33 @@ def paths_s(
     backward_s: Floats,
     p2p_s: Number,
     num_microbatches: Number,
+    run_lengths: Ints | None = None,
     closed_form: bool = False,
 ) -> Floats:
-    """Longest path through each stage, (n, pp) seconds: those in closed form, raised alike until the longest is `recurrence_s`.
+    """Seconds from the start until each stage ends its last backward pass, (n, pp); that of stage 0 ends the pipeline.
 
-    `closed_form` leaves them as they are: never above the price, and much cheaper.
+    `forward_s`, `backward_s` (n, pp·vpp) seconds per virtual chunk; `p2p_s` seconds per edge and `num_microbatches`, scalars or
+    (n,). With `run_lengths` (runs,) or (n, runs) stages come as runs of equal ones, (n, runs) seconds of one stage each, and so do
+    ends: those of every run's first stage, its last to end; −inf for runs of none. Exact for GPipe, for 1F1B without p2p or of
+    equal stages (`one_f_one_b`), and for interleaved schedules of up to REPLAYED_GROUPS·pp micro-batches. Otherwise 1F1B is below
+    the simulation by less than 1 %; `closed_form` has interleaved ones from below too.
     """
-    forward, backward, p2p, m = _rows(pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, None)
-    paths = _paths_s(schedule, pp, vpp, forward, backward, p2p, m)
-    if closed_form:
-        return paths
-    total = recurrence_s(schedule, pp, vpp, forward, backward, p2p, m)
-    return np.asarray(paths + (total - paths.max(axis=1))[:, None])
+    forward, backward, p2p, m, lengths = _rows(pp, vpp, forward_s, backward_s, p2p_s, num_microbatches, run_lengths)
+    for count in np.unique(m).tolist():
+        check_schedule(schedule, pp, vpp, count)
+    if schedule == INTERLEAVED:
+        ends = _interleaved_below_s if closed_form else _interleaved_ends_s
+        return ends(pp, vpp, forward, backward, p2p, m)
+    return (_gpipe_ends_s if schedule == GPIPE else last_backward_ends_s)(pp, lengths, forward, backward, p2p, m)
 
 
 def stage_paths_s(
     prefix_fb: Number, forward: Number, backward: Number, total_fb: Number, stage: Number, pp: Number, m: Number, p2p_s: Number
 ) -> Floats:
     """Longest path of 1F1B that turns at one stage, seconds; broadcasts. A lower bound on the step, whatever the other stages are.
+
+    All of these paths pass the stage's last backward and go on to the first stage, so that it ends that pass as much earlier as the
+    stages before it need at least for theirs.
 
     `prefix_fb` is Σ(f+b) before the stage, `forward` and `backward` its own, `total_fb` Σ(f+b) of the pipeline. With w warm-up
     forwards, X = f+b and the loop Y = X + suffix + edges, the paths are: (A) through prefix, then all of the stage; (B), (C) the
@@ -241,7 +216,7 @@ def bound_s(
     if schedule == GPIPE:
         return np.asarray(through + (m - 1) * np.maximum(w / pp, block))
     if schedule != ONE_F_ONE_B:
-        raise ValueError(f"schedule {schedule!r} is not one of {', '.join(SIMULATED)}")
+        raise ValueError(f"schedule {schedule!r} is not one of {', '.join(WHOLE)}")
     steps = np.maximum(m - 1, 0)
     largest = np.maximum(through + (steps - np.minimum(pp - 1, steps) / 2) * block, m * block)
     turns, rest = steps // pp, steps % pp
@@ -257,40 +232,50 @@ def bound_s(
 
 def _rows(
     pp: int, vpp: int, forward_s: Floats, backward_s: Floats, p2p_s: Number, num_microbatches: Number, run_lengths: Ints | None
-) -> tuple[Floats, Floats, Floats, Ints]:
-    """The inputs as (n, pp·vpp), (n, pp·vpp), (n,), (n,)."""
+) -> tuple[Floats, Floats, Floats, Ints, Ints]:
+    """Seconds as (n, pp·vpp) or (n, runs), p2p and micro-batches (n,), and the lengths of runs, 1 where none are given."""
     forward, backward = np.asarray(forward_s, dtype=np.float64), np.asarray(backward_s, dtype=np.float64)
-    if run_lengths is not None:
-        lengths = np.broadcast_to(np.asarray(run_lengths, dtype=np.int64), forward.shape)
-        if vpp > 1 or (lengths.sum(axis=1) != pp).any():
-            raise ValueError(f"run_lengths must add up to pp ({pp}), with vpp 1")
-        run = (np.arange(pp) >= np.cumsum(lengths, axis=1)[:, :, None]).sum(axis=1)
-        forward, backward = np.take_along_axis(forward, run, axis=1), np.take_along_axis(backward, run, axis=1)
-    if forward.shape != backward.shape or forward.ndim != 2 or forward.shape[1] != pp * vpp:
-        raise ValueError(f"forward_s {forward.shape} and backward_s {backward.shape} must both be (n, {pp * vpp})")
+    lengths = np.ones(pp * vpp, dtype=np.int64) if run_lengths is None else np.asarray(run_lengths, dtype=np.int64)
+    if run_lengths is not None and (vpp > 1 or (lengths.sum(axis=-1) != pp).any()):
+        raise ValueError(f"run_lengths must add up to pp ({pp}), with vpp 1")
+    if forward.shape != backward.shape or forward.ndim != 2 or forward.shape[1] != lengths.shape[-1]:
+        raise ValueError(f"forward_s {forward.shape} and backward_s {backward.shape} must both be (n, {lengths.shape[-1]})")
     rows = len(forward)
     p2p = np.broadcast_to(np.asarray(p2p_s, dtype=np.float64), (rows,))
-    return forward, backward, p2p, np.broadcast_to(np.asarray(num_microbatches, dtype=np.int64), (rows,))
+    return forward, backward, p2p, np.broadcast_to(np.asarray(num_microbatches, dtype=np.int64), (rows,)), lengths
 
 
-def _paths_s(schedule: str, pp: int, vpp: int, forward: Floats, backward: Floats, p2p: Floats, m: Ints) -> Floats:
-    """(n, pp) longest path in closed form at each stage."""
-    if schedule == GPIPE:
-        longest = _gpipe_s(pp, forward, backward, p2p, m)[:, None]
-        slack = forward.max(axis=1, keepdims=True) + backward.max(axis=1, keepdims=True) - forward - backward
-        return np.asarray(longest - (m[:, None] - 1) * (slack - slack.min(axis=1, keepdims=True)))
-    if schedule == INTERLEAVED:
-        return _interleaved_paths_s(pp, vpp, forward, backward, p2p, m)
-    fb = forward + backward
-    prefix = np.cumsum(fb, axis=1) - fb
-    total = fb.sum(axis=1, keepdims=True)
-    return stage_paths_s(prefix, forward, backward, total, np.arange(pp), pp, m[:, None], p2p[:, None])
+def _gpipe_ends_s(pp: int, lengths: Ints, forward: Floats, backward: Floats, p2p: Floats, m: Ints) -> Floats:
+    """All forwards, then all backwards: two flow shops of m equal jobs, Σ + (m−1)·max each; the second goes as far as one's own."""
+    there, first = lengths > 0, np.cumsum(lengths, axis=-1) - lengths
+    turns, c = (m - 1)[:, None], p2p[:, None]
+    f, b = np.where(there, forward, 0.0), np.where(there, backward, 0.0)
+    down = np.cumsum((b * lengths)[:, ::-1], axis=1)[:, ::-1] + turns * np.maximum.accumulate(b[:, ::-1], axis=1)[:, ::-1]
+    up = (f * lengths).sum(axis=1, keepdims=True) + turns * f.max(axis=1, keepdims=True)
+    return np.where(there, up + down + (2 * (pp - 1) - first) * c, -np.inf)
 
 
-def _gpipe_s(pp: int, forward: Floats, backward: Floats, p2p: Floats, m: Ints) -> Floats:
-    """All forwards, then all backwards: two flow shops of m equal jobs, Σ + (m−1)·max each."""
-    through = (forward + backward).sum(axis=1) + 2 * (pp - 1) * p2p
-    return np.asarray(through + (m - 1) * (forward.max(axis=1) + backward.max(axis=1)))
+def _interleaved_below_s(pp: int, vpp: int, forward: Floats, backward: Floats, p2p: Floats, m: Ints) -> Floats:
+    """Paths through each stage's last backward, less what goes on from there: the backwards of the first chunks before it."""
+    paths = _interleaved_paths_s(pp, vpp, forward, backward, p2p, m)
+    before = np.cumsum(backward[:, :pp], axis=1) - backward[:, :pp] + np.arange(pp) * p2p[:, None]
+    # A stage ends as much before the first as those before it need, and the last path through any of them passes the first.
+    return np.asarray(np.maximum.accumulate(paths[:, ::-1], axis=1)[:, ::-1] - before)
+
+
+def _interleaved_ends_s(pp: int, vpp: int, forward: Floats, backward: Floats, p2p: Floats, m: Ints) -> Floats:
+    """The schedule replayed, whole or as far as it has to be."""
+    ends = np.empty((len(m), pp))
+    limit = REPLAYED_GROUPS * pp
+    for count in np.unique(np.minimum(m, limit + 1)).tolist():
+        rows = np.flatnonzero(m == count if count <= limit else m > limit)
+        for block in (rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)):
+            f, b, c = np.ascontiguousarray(forward[block].T), np.ascontiguousarray(backward[block].T), p2p[block]
+            if count <= limit:
+                ends[block] = _replay(INTERLEAVED, pp, vpp, count, f, b, c).T
+            else:
+                ends[block] = _extended(pp, vpp, m[block], f, b, c).T
+    return ends
 
 
 def _interleaved_paths_s(pp: int, vpp: int, forward: Floats, backward: Floats, p2p: Floats, m: Ints) -> Floats:
@@ -344,13 +329,11 @@ def _program(schedule: str, pp: int, vpp: int, num_microbatches: int) -> tuple[i
     return slots, tuple(passes)
 
 
-def _ends(
-    schedule: str, pp: int, vpp: int, num_microbatches: int, forward: Floats, backward: Floats, p2p: Floats
-) -> Iterator[tuple[int, int, Floats]]:
-    """(stage, kind, end of the pass (n,)) for every pass of the schedule; chunks are rows: (pp·vpp, n). The end is overwritten."""
+def _replay(schedule: str, pp: int, vpp: int, num_microbatches: int, forward: Floats, backward: Floats, p2p: Floats) -> Floats:
+    """(pp, n) end of each stage's last pass, a backward; chunks are rows: (pp·vpp, n)."""
     slots, passes = _program(schedule, pp, vpp, num_microbatches)
     rows = forward.shape[1]
-    free = [np.zeros(rows) for _ in range(pp)]
+    free = np.zeros((pp, rows))
     message = [np.empty(rows) for _ in range(slots)]
     durations = (list(forward), list(backward))
     for stage, kind, chunk, read, write in passes:
@@ -360,79 +343,15 @@ def _ends(
         end += durations[kind][chunk]
         if write >= 0:
             np.add(end, p2p, out=message[write])
-        yield stage, kind, end
-
-
-def _replay(schedule: str, pp: int, vpp: int, num_microbatches: int, forward: Floats, backward: Floats, p2p: Floats) -> Floats:
-    """(n,) step of the whole schedule; the last pass to end is the last backward of stage 0."""
-    end: Floats = np.zeros(0)
-    for stage, _, here in _ends(schedule, pp, vpp, num_microbatches, forward, backward, p2p):
-        if stage == 0:
-            end = here
-    return end
+    return free
 
 
 def _extended(pp: int, vpp: int, m: Ints, forward: Floats, backward: Floats, p2p: Floats) -> Floats:
-    """(n,) interleaved step of many groups: one more costs what the last two replayed did, and no less than the fullest stage.
+    """(pp, n) interleaved ends of many groups: one more costs what the last two replayed did, and no less than the fullest stage.
 
     Two, because chunks that differ can lock stages into a rhythm of two groups.
     """
     replayed = _replay(INTERLEAVED, pp, vpp, REPLAYED_GROUPS * pp, forward, backward, p2p)
-    group = (replayed - _replay(INTERLEAVED, pp, vpp, (REPLAYED_GROUPS - 2) * pp, forward, backward, p2p)) / 2
+    group = (replayed[0] - _replay(INTERLEAVED, pp, vpp, (REPLAYED_GROUPS - 2) * pp, forward, backward, p2p)[0]) / 2
     fullest = pp * (forward + backward).reshape(vpp, pp, -1).sum(axis=0).max(axis=0)
     return np.asarray(replayed + (m // pp - REPLAYED_GROUPS) * np.maximum(group, fullest))
-
-
-def _joined(pp: int, m: Ints, forward: Floats, backward: Floats, p2p: Floats) -> Floats:
-    """(n,) 1F1B step of m ≥ 4·pp micro-batches from its first and last 2·pp.
-
-    Reversed in time 1F1B is 1F1B with f and b exchanged, so both ends meet at a forward of some stage. In between, the longest path
-    goes round one cycle: a stage alone, or up through stages s … s+L−1 and back, which moves L micro-batches on and takes their
-    Σ(f+b) + 2(L−1)·p2p. Without p2p no such loop beats its slowest stage.
-    """
-    work = forward + backward
-    head = _idle_s(pp, forward, backward, p2p, FORWARD)
-    tail = _idle_s(pp, backward, forward, p2p, BACKWARD)
-    reach = pp if (p2p > 0).any() else 1
-    best = np.zeros(len(m))
-    for count in np.unique(m).tolist():
-        rows = m == count
-        x, h, t, c = work[:, rows], head[:, :, rows], tail[:, :, rows], p2p[rows]
-        longest = np.zeros(x.shape[1])
-        for length, gain in _cycles(x, c, reach):
-            stages = np.arange(pp + 1 - length)
-            alone = count * x[stages]
-            for early in range(min(length, MOST_STARTS)):
-                # Micro-batches between the two ends, made a multiple of the cycle by letting the tail begin `late` sooner.
-                between = count + early + pp - 4 * pp - stages
-                late = -between % length
-                loops = (between + late) // length
-                path = alone + h[early, stages] + t[late, stages] + loops[:, None] * gain
-                np.maximum(longest, path.max(axis=0), out=longest)
-        best[rows] = longest
-    return best
-
-
-def _cycles(work: Floats, p2p: Floats, reach: int) -> Iterator[tuple[int, Floats]]:
-    """(length L, gain (pp+1−L, n) over L micro-batches on the cycle's first stage alone), for L = 1 … reach."""
-    pp = len(work)
-    run = np.concatenate([np.zeros((1, work.shape[1])), np.cumsum(work, axis=0)])
-    for length in range(1, reach + 1):
-        yield length, run[length:] - run[: pp + 1 - length] + 2 * (length - 1) * p2p - length * work[: pp + 1 - length]
-
-
-def _idle_s(pp: int, forward: Floats, backward: Floats, p2p: Floats, kind: int) -> Floats:
-    """(pp, pp, n) idle seconds of each stage before the end of a pass, for k = 0 … pp−1 (first axis).
-
-    The pass is the forward of micro-batch 2·pp−1−k, or the backward that follows it.
-    """
-    count = 2 * pp
-    idle = np.empty((pp, pp, forward.shape[1]))
-    done = [[0, 0] for _ in range(pp)]
-    for stage, here, end in _ends(ONE_F_ONE_B, pp, 1, count, forward, backward, p2p):
-        done[stage][here] += 1
-        forwards, backwards = done[stage]
-        steady = forwards - backwards == pp - stage - (here == BACKWARD)
-        if here == kind and steady and count - forwards < pp:
-            np.subtract(end, forwards * forward[stage] + backwards * backward[stage], out=idle[count - forwards, stage])
-    return idle

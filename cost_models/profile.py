@@ -185,8 +185,9 @@ class Profile(Frozen):
 
     `gemm` is keyed by precision (bf16, fp8 = scaled per block, fp8_tensor = scaled per tensor, fp4), `collectives` by the
     level's `efficiency_profile` ("scale-up", "scale-out") and then by collective: all_reduce, all_gather, reduce_scatter,
-    all_to_all, p2p, and where measured all_reduce_in_network (switches reduce; wire = S), moe_dispatch and moe_combine
-    (fused token exchange; wire and message count each token once per destination device).
+    all_to_all, p2p, and where known those that end in _direct (to every peer at once, in one hop), all_reduce_in_network (switches
+    reduce; wire = S), moe_dispatch and moe_combine (fused token exchange; wire and message count each token once per destination
+    device).
     """
 
     accelerator: str

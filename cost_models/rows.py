@@ -7,8 +7,9 @@ is first asked for, so that rows which lose by their work alone never cost more 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ import numpy.typing as npt
 
 from ..search_spaces.groups import groups
 from ..search_spaces.layout import SCHEDULES, Floats, Ints, LayoutTable, Problem, distinct_rows, row_keys
-from .loads import Cuts, Loads, Prefix, chunk_loads, depths
+from .loads import Cuts, Loads, Prefix, chunk_loads, depths, saved_by_turns, span_loads
 from .memory import StaticRates, transient_bytes
 from .network import Network
 from .pieces import Pieces
 from .profile import Profile
+from .stage_classes import StageClasses
 from .states import Pair, States
 
 INTERLEAVED = SCHEDULES.index("interleaved")
@@ -99,6 +101,16 @@ class Rows:
         found.__dict__["p2p_s"] = np.zeros(len(self))
         return found
 
+    @property
+    def problem(self) -> Problem:
+        """What the layouts are priced for."""
+        return self._of.problem
+
+    @property
+    def second_embedding(self) -> bool:
+        """Whether the last chunk keeps a copy of the embedding, where it lies on another stage."""
+        return self._of.problem.model.tied_embeddings or "mtp" in self.pieces.blocks
+
     def known(self) -> Rows:
         """The same rows with their states and messages worked out, which rows taken from them then share."""
         _ = self._states, self.p2p_s
@@ -108,7 +120,7 @@ class Rows:
     def prefix(self) -> Prefix:
         """Running sums over the blocks, from which any cut is priced."""
         used, place = np.unique(self.factor, return_inverse=True)
-        return Prefix.of(self.pieces, used, self._of.problem.model.tied_embeddings).gathered(place, self.depth)
+        return Prefix.of(self.pieces, used).gathered(place, self.depth)
 
     @property
     def shape(self) -> tuple[int, int, str]:
@@ -138,10 +150,15 @@ class Rows:
         states, place = self._states
         return [self.factor, self.column("num_microbatches"), self.column("recompute_layers"), states.outermost[place]]
 
-    @property
-    def kinds(self) -> tuple[npt.NDArray[np.intp], Ints]:
-        """First rows of the distinct states that ranks keep and exchange, and each row's place among them."""
-        return distinct_rows([self._states[1]])
+    def alike(self) -> Iterator[Alike]:
+        """The rows by split and schedule, and in them what is shared."""
+        group = distinct_rows([self.column("split"), self.column("schedule")])[1]
+        work, kind = (Shared.of(group, columns) for columns in (self.work_columns, [self._states[1]]))
+        order = _sorted(work.place)
+        bounds = np.searchsorted(work.place[order], work.begin)
+        for number, (begin, end) in enumerate(pairwise(bounds.tolist())):
+            members = order[begin:end]
+            yield Alike(members, *work.of_group(number, members), *kind.of_group(number, members))
 
     def total_s(self, pp: int | Ints) -> Floats:
         """Work with what is redone on pp stages (one pp, or one per row)."""
@@ -160,22 +177,20 @@ class Rows:
 
     def chunks(self, cuts: Cuts) -> Loads:
         """Loads of the chunks between `cuts` (n, chunks+1), or (1, chunks+1) for all; (n, chunks)."""
-        return chunk_loads(self.pieces, self.factor, self.depth, cuts, self._of.problem.model.tied_embeddings)
+        return chunk_loads(self.pieces, self.factor, self.depth, cuts)
 
-    def before(self, cuts: Cuts) -> tuple[Floats, Floats]:
-        """Forward and backward seconds of the stages before each of those between `cuts` (n or 1, pp+1), (n, pp) each."""
-        pp = cuts.shape[1] - 1
-        whole = self.depth >= len(self.pieces.blocks)
-        forward = np.zeros((len(self), pp))
-        backward = np.where(whole[:, None], 0.0, self.nominal_recompute_s(pp, np.arange(pp)))
-        for name in self.pieces.names:
-            piece, count = self.pieces.pieces[name], self.pieces.running[name][cuts[:, :-1]].astype(np.float64)
-            forward += count * piece.once_s[self.factor][:, None]
-            backward += count * (piece.back_s[self.factor] + np.where(whole, piece.again_s[self.factor], 0.0))[:, None]
-        embedding = self.pieces.pieces["embedding"]
-        forward[:, 1:] += embedding.once_s[self.factor][:, None]
-        backward[:, 1:] += embedding.back_s[self.factor][:, None]
-        return forward, backward
+    def class_chunks(self, classes: StageClasses) -> Loads:
+        """Loads of one chunk of each class; (n, classes)."""
+        return span_loads(self.pieces, self.factor, self.depth, *classes.spans)
+
+    def class_stages(self, classes: StageClasses, chunks: Loads) -> Loads:
+        """Loads of one stage of each class, from those of chunks of each class; (n, classes)."""
+        pp, vpp = classes.split.pp, classes.split.vpp
+        if vpp == 1:
+            return chunks
+        held = chunks.pick(classes.held)
+        saved = saved_by_turns(held.saved_bytes, self.column("num_microbatches"), pp, vpp, classes.first)
+        return replace(held.folded(len(classes.first)), saved_bytes=saved)
 
     @cached_property
     def largest_s(self) -> Floats:
@@ -259,24 +274,54 @@ class Rows:
         return dense[place], expert[place]
 
 
-def grouped(columns: Sequence[Ints], within: Sequence[Ints] = ()) -> Iterator[npt.NDArray[np.intp]]:
-    """Rows that agree in all columns, group by group; in a group those that agree in the columns `within` lie together."""
+@dataclass(frozen=True)
+class Alike:
+    """Rows of one split and schedule, those of like work side by side; `work` (rising) and `kind` lead each to its place among
+    `works` and `kinds`: rows that stand for all that do the same work, and that keep and exchange the same states.
+    """
+
+    members: npt.NDArray[np.intp]
+    works: npt.NDArray[np.intp]
+    work: Ints
+    kinds: npt.NDArray[np.intp]
+    kind: Ints
+
+
+@dataclass(frozen=True)
+class Shared:
+    """First rows of the distinct combinations of some columns within groups, those of a group side by side from `begin` on, and
+    each row's place among all of them.
+    """
+
+    first: npt.NDArray[np.intp]
+    begin: Ints
+    place: Ints
+
+    @classmethod
+    def of(cls, group: Ints, columns: Sequence[Ints]) -> Shared:
+        """`group` (n,) numbers the groups from 0 on."""
+        first, place = distinct_rows([group, *columns])
+        order = _sorted(group[first])
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        count = np.bincount(group[first])
+        return cls(first[order], np.concatenate([[0], np.cumsum(count)]), rank[place])
+
+    def of_group(self, number: int, members: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Ints]:
+        """First rows of one group's combinations, and the place of its `members` among them."""
+        begin, end = int(self.begin[number]), int(self.begin[number + 1])
+        return self.first[begin:end], self.place[members] - begin
+
+
+def grouped(columns: Sequence[Ints]) -> Iterator[npt.NDArray[np.intp]]:
+    """Rows that agree in all columns, group by group."""
     key = row_keys(columns)
-    order = _sorted(row_keys(within)) if within else np.arange(len(key))
-    order = order[_sorted(key[order])]
+    order = _sorted(key)
     if len(order):
         yield from np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
 
 
-def runs(columns: Sequence[Ints]) -> tuple[npt.NDArray[np.intp], Ints]:
-    """First rows of the runs of neighbours that agree in all columns, and each row's run."""
-    new = np.zeros(len(columns[0]), dtype=bool)
-    new[:1] = True
-    for column in columns:
-        new[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(new), np.cumsum(new) - 1
-
-
 def _sorted(key: Ints) -> npt.NDArray[np.intp]:
-    """The order that sorts the numbers and leaves equal ones as they lie; small ones in passes over their digits."""
-    return np.argsort(key.astype(np.uint16) if key.max(initial=0) < 1 << 16 else key, kind="stable")
+    """The order that sorts numbers from 0 to 2³² and leaves equal ones as they lie, in passes over their 16-bit digits."""
+    order = np.argsort(key.astype(np.uint16), kind="stable")
+    return order if key.max(initial=0) < 1 << 16 else order[np.argsort((key >> 16).astype(np.uint16)[order], kind="stable")]

@@ -88,6 +88,11 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         lambda job: _notes(job, r"does not match (the )?row|(recipe|layout|config|script)\b[^;]*does not match"),
     ),
     Exclusion(
+        "known-regression",
+        "its source's own footnote says that the release ran it worse than it should: a regression, or a mapping left unoptimised",
+        lambda job: _notes(job, r"known regression|unoptimi[sz]ed mapping"),
+    ),
+    Exclusion(
         "offload-untold",
         "its notes name an offload of which the row's own field says nothing",
         lambda job: job.layout.offload == "none" and _notes(job, r"(?<!no )(?<!without )\boff-?load"),

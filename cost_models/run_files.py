@@ -12,12 +12,12 @@ from typing import Any
 from ..search_spaces.errors import InputError
 from .runs import MEASURED, PEAK, Run
 
-NEEDED = ("id", "model", "accelerator", "num_accelerators", "seq_len", "global_batch", "micro_batch", "tp", "pp", "precision")
+NEEDED = ("id", "model", "accelerator", "num_accelerators", "seq_len", "global_batch", "micro_batch", "tp", "pp")
 """Columns without which a file is not a table of runs."""
 OPTIONAL = (
     *("family", "group", "split", "source", "source_version", "domain_size", "software", "flops_convention", "status", "notes"),
     *("sp", "cp", "cp_type", "vpp", "pp_schedule", "ep", "etp", "dp", "optimizer_sharding", "recompute", "offload"),
-    *("comm_overlap", "moe_dispatcher", "cuda_graphs", "fp8_details", *MEASURED, PEAK),
+    *("precision", "comm_overlap", "moe_dispatcher", "cuda_graphs", "fp8_details", *MEASURED, PEAK),
 )
 """The other columns of the format; shapes of models have theirs in run_models."""
 OTHER_NAMES = {"framework": "software"}  # columns that are read where those that they stand for are blank

@@ -31,6 +31,7 @@ UNSUPPORTED = (
 
 MOST_STAGES = 4096  # some frameworks leave stages empty, so layers do not limit them
 FSDP_GROUP = re.compile(r"FSDP (?:sharding )?group (\d{1,6})")
+DROPLESS = re.compile(r"megatron-bridge v0\.1\.[^|]*\|.*\(dropless\)", re.IGNORECASE)
 UNSHARDED = re.compile(r"no ZeRO|no distributed optimizer at the time", re.IGNORECASE)
 
 
@@ -74,8 +75,9 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
         first = error.errors(include_url=False)[0]
         raise Unpriceable(f"not a layout: {'.'.join(map(str, first['loc']))} {first['msg'].lower()}") from error
     memory = meaning("memory", f"{run.family} | {run.text('software')}")
+    of_precision = () if run.text("precision") else ("precision is not told: BF16 assumed",)
     of_dp = () if run.count("dp") in (None, layout.dp) else ("dp is taken to leave ep out: with it the grid is the devices",)
-    return Job(run, problem, layout, curves, gemm_curve, memory, (*of_stack, *of_model, *of_dp))
+    return Job(run, problem, layout, curves, gemm_curve, memory, (*of_stack, *of_model, *of_precision, *of_dp))
 
 
 VENDORS = re.compile(r"^(nvidia|amd|huawei|instinct|tesla)[-\s]+", re.IGNORECASE)
@@ -128,17 +130,28 @@ def _stack_of(run: Run, cluster: ClusterSpec) -> tuple[Stack, tuple[str, ...]]:
     stack = _stack(
         name,
         off,
-        meaning("moe_dispatcher", run.text("moe_dispatcher") or ("unset" if run.text("cuda_graphs") else "")),
+        meaning("moe_dispatcher", _dispatcher(run)),
         meaning("cuda_graphs", run.text("cuda_graphs")),
+        meaning("compiled", run.text("notes")) == "yes",
     )
     return stack, (f"stack {name} assumed, {why}: {software}",) if why else ()
 
 
+def _dispatcher(run: Run) -> str:
+    """The dispatcher as told, or what tells it: a recipe that is known and names none, or a release's notes."""
+    told = run.text("moe_dispatcher") or ("unset" if run.text("cuda_graphs") else "")
+    return told or ("dropless" if DROPLESS.match(f"{run.text('software')} | {run.text('notes')}") else "")
+
+
 @cache
-def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: str) -> Stack:
-    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, and graphs over modules or the whole step."""
+def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: str, compiled: bool = True) -> Stack:
+    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, graphs over modules or the whole step, and
+    its elementwise kernels apart where PyTorch did not compile them.
+    """
     stack = load_stack(name)
     changes: dict[str, object] = {"overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0))}
+    if not compiled:
+        changes["eager_kernels"] = ("norm", "activation", "rotary", "loss")
     if dispatcher:
         changes["moe_dispatcher"] = dispatcher
     if graphs == WHOLE_STEP:

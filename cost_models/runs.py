@@ -192,7 +192,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("precision", r"mxfp8|fp8-(blockwise|block|mx|sub.*)", "fp8 fp8", "scaled per block"),
     Word("precision", r"(amp_)?fp8.*", "fp8 fp8_tensor", "scaled per tensor or row: current, delayed, dynamic"),
     Word("precision", r"(nv|mx)?fp4.*", "fp4 fp4"),
-    Word("precision", r"", "!missing field: precision"),
+    Word("precision", r"", "bf16 bf16", "what tables that leave it out were trained in"),
     Word("precision", r"(tf32|fp32|float32).*", r"!precision that is not priced: \1"),
     # Sharding. A blank means ZeRO-1 on Megatron stacks (the distributed optimizer), ZeRO-3 on FSDP stacks.
     Word("optimizer_sharding", r"(none|zero[0123]|hsdp:\d+)", r"\1"),
@@ -254,11 +254,14 @@ VOCABULARY: tuple[Word, ...] = (
     Word("overlap.pp_interleaved", r".*", "on"),
     Word("moe_dispatcher", r"flex.*|.*deepep.*|.*hybridep.*", "flex"),
     Word("moe_dispatcher", r"(alltoall|allgather)", r"\1"),
+    Word("moe_dispatcher", r"dropless", "flex", "Megatron-Bridge 0.1: DeepEP where its DeepSeek recipe drops no tokens"),
     Word("moe_dispatcher", r"unset", "alltoall", "Megatron's own default: the recipe is known and names none"),
     Word("moe_dispatcher", r".*", ""),
     Word("cuda_graphs", r".*full_iteration.*", WHOLE_STEP, "the host launches one graph: no floor per layer"),
     Word("cuda_graphs", r"transformer_engine:([a-z_+]+)", r"\1", "modules of a layer that are replayed"),
     Word("cuda_graphs", r".*", ""),
+    Word("compiled", r".*torch\.compile=(false|off|no)\b.*", "no", "elementwise work is chains of kernels"),
+    Word("compiled", r".*", "yes"),
     Word("routing", r".*(balanc|capacity 1|megatron-bridge|bridge-studies|mcore-moe).*", "balanced", "forced, or capped"),
     Word("routing", r".*", "free"),
     # What a family's memory figure is: how it was read, and of which stage. The allocator knows no communicator buffers. The text

@@ -6,15 +6,15 @@ from functools import cached_property
 
 import numpy as np
 
-from ..search_spaces.groups import Groups, groups
-from ..search_spaces.layout import SHARDINGS, Floats, Ints, LayoutTable, Problem
-from .layers import shard_group
+from ..search_spaces.cluster import HostLink
+from ..search_spaces.groups import groups
+from ..search_spaces.layout import Floats, Ints, LayoutTable, Problem
 from .memory import StaticRates, communicator_count, static_rates
 from .network import Network
 from .operators import BF16, FP32
 from .profile import Profile
+from .sharding import ZERO1, copy_groups, exchanges, shard_group
 
-ZERO1, ZERO2 = SHARDINGS.index("zero1"), SHARDINGS.index("zero2")
 Pair = tuple[Floats, Floats]
 """Figures for dense and for expert weights, (n,) each."""
 
@@ -77,50 +77,43 @@ class States:
         """Gradients, then parameters; at the size of a mean stage, since a message's rate depends on it.
 
         ZeRO-1 scatters gradients (or all-reduces them, as the stack does) and gathers weights, ZeRO-2 gathers weights, without
-        sharding gradients are all-reduced; what ZeRO-2 and up send per micro-batch the pieces carry. HSDP all-reduces dense
-        gradients between its shards once more.
+        sharding gradients are all-reduced; what ZeRO-2 and up send per micro-batch the pieces carry, what waits for the last is
+        here. HSDP all-reduces dense gradients between its shards once more.
         """
         stack, network, table = self._problem.stack, self._network, self._table
-        gradients, parameters = [], []
+        often, gradients, parameters = exchanges(stack, table), [], []
         dense, expert = self._weights
         for weights, group in ((dense, shard_group(table)), (expert, groups(table, "edp"))):
             mean = np.maximum(weights / table.pp, 1.0)
             sent_bytes, at = stack.sent_gradient_bytes * mean, network.crossing(group)
             scatter, reduce = network.reduce_scatter_s(at, sent_bytes), network.all_reduce_s(at, sent_bytes)
-            gather = network.all_gather_s(at, BF16 * mean)
-            replicas = self._replica_reduce_s(sent_bytes) if weights is dense else np.zeros(len(table))
-            sharded = scatter if stack.zero1_reduction == "reduce_scatter" else reduce
-            once = np.where(table.sharding == ZERO1, sharded, np.where(table.sharding == 0, reduce, replicas))
+            sharded = np.where((table.sharding == ZERO1) & (stack.zero1_reduction == "all_reduce"), reduce, scatter)
+            once = np.where(often.scatters_once, sharded, np.where(table.sharding == 0, reduce, 0.0))
+            if weights is dense and often.copies_once.any():
+                between = network.all_reduce_s(network.crossing(copy_groups(table)), sent_bytes / group.size)
+                once = once + np.where(often.copies_once, between, 0.0)
             gradients.append(once / mean)
-            gathers = (table.sharding == ZERO1) | (table.sharding == ZERO2)
-            parameters.append(np.where(gathers, gather, 0.0) / mean)
+            parameters.append(np.where(often.gathers_once, network.all_gather_s(at, BF16 * mean), 0.0) / mean)
         return gradients[0], gradients[1], parameters[0], parameters[1]
-
-    def _replica_reduce_s(self, gradient_bytes: Floats) -> Floats:
-        """HSDP: all-reduce of one shard's gradients between the copies of the shard group; 0 where there is one copy."""
-        table, network = self._table, self._network
-        group = shard_group(table)
-        copies = np.maximum(table.cp * table.dp // group.size, 1)
-        at = network.crossing(Groups(copies, group.stride * group.size))
-        return np.where(copies > 1, network.all_reduce_s(at, gradient_bytes / group.size), 0.0)
 
     @cached_property
     def _optimizer_s(self) -> tuple[Floats, Floats, Floats, Floats]:
         """On the device, then on the host: every state read and written once, gradient read, weight written.
 
         An offloaded fraction that is stepped on the host sends its gradients there in FP32, has its states updated at the rate of
-        the host's memory and brings its weights back; one stepped on the device brings its states in and takes them out again.
+        the host's memory and brings its weights back; one stepped on the device brings its states in and takes them out again, as
+        those in a pool always do: no processor steps them there.
         Part of the copies hides behind the stepping of other pieces; the stepping itself does not.
         """
         stack, cluster, table = self._problem.stack, self._problem.cluster, self._table
         memory = cluster.accelerator.memory_bandwidth_bytes_per_s.value * self._profile.memory_efficiency.value
         touched = 2.0 * stack.optimizer_bytes + stack.gradient_bytes + BF16
-        host = cluster.host_link
-        if stack.offloaded_step == "host":
-            copied, stepped_s = FP32 + BF16, touched / host.memory_bandwidth_bytes_per_s.value
+        tier = cluster.tier(self._problem.workload.offload_to)
+        if isinstance(tier, HostLink) and stack.offloaded_step == "host":
+            copied, stepped_s = FP32 + BF16, touched / tier.memory_bandwidth_bytes_per_s.value
         else:
             copied, stepped_s = 2.0 * stack.optimizer_bytes, touched / memory
-        offloaded_s = copied / host.bandwidth_bytes_per_s.value * (1.0 - stack.overlap.offload) + stepped_s
+        offloaded_s = copied / tier.bandwidth_bytes_per_s.value * (1.0 - stack.overlap.offload) + stepped_s
         shares = [np.where(table.sharding >= ZERO1, 1.0 / n, 1.0) for n in (shard_group(table).size, table.edp)]
         here = [share * touched * (1.0 - table.optimizer_offload) / memory for share in shares]
         away = [share * table.optimizer_offload * offloaded_s for share in shares]

@@ -8,31 +8,34 @@ the bound, since all of them broadcast.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..search_spaces.layout import FULL_UNIFORM, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
 from ..search_spaces.quantities import usable_bytes
-from .layers import LayerModel
+from .layers import LayerModel, resident_share
 from .loads import Cuts, Loads, recompute_depths
 from .network import Network
 from .pieces import PIECE_COLUMNS, WHOLE_COLUMNS, Pieces, Wholes
-from .pipeline import in_flight, paths_s, stage_paths_s
+from .pipeline import in_flight, stage_ends_s, stage_paths_s
 from .profile import Profile, load_profile
-from .rows import Combinations, Rows, grouped, runs
-from .states import ZERO2
+from .rows import Alike, Combinations, Rows, grouped
+from .schedules import loss_stages
+from .sharding import ZERO2
+from .split_passes import by_replay, held_bytes, pass_times, pipeline_ends_s, stage_loads
+from .stage_classes import StageClasses
 
-ROWS_PER_BLOCK = 8192
-"""Rows that are priced together: what is known of their stages stays in the cache."""
+CELLS_PER_BLOCK = 1 << 14
+"""Works times stages that are priced together: what is known of them, and of the rows that share them, stays in the cache."""
 FSDP_COLUMNS = ("sharding", "hsdp", "dp", "pp", "rank_order")
 """What the gathering of weights within a pass depends on."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Predicted figures of n layouts; `critical_stage` is where the step's longest path spends its steady state."""
+    """Predicted figures of n layouts; `critical_stage` is the one whose gradients are reduced last."""
 
     step_time_s: Floats
     peak_bytes: Floats
@@ -43,56 +46,126 @@ class Prices:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Times of stages, broadcast like their loads: the pipeline path through each, and what each adds after or before it."""
+    """Times of stages, (n, pp): when each ends its last backward pass, and what it does for its states before and after.
 
-    path_s: Floats
-    dp_s: Floats
+    A stage's gradients are reduced once its own last backward has ended. Then all wait for each other: the gradient norm spans the
+    model, and Megatron-LM's train_step joins all ranks once more after the optimizer (its logical_and_across_model_parallel_group).
+    What comes after, weights gathered for the next step in it, so takes as long as on the stage that takes longest.
+    """
+
+    end_s: Floats
+    reduced_s: Floats
+    gathered_s: Floats
     optimizer_s: Floats
     offload_s: Floats | None  # nothing is offloaded
 
     @property
-    def total_s(self) -> Floats:
-        found = self.path_s + self.dp_s + self.optimizer_s
+    def done_s(self) -> Floats:
+        """When each stage's gradients are reduced."""
+        return np.asarray(self.end_s + self.reduced_s)
+
+    @property
+    def after_s(self) -> Floats:
+        """What each stage does once all are done."""
+        found = self.gathered_s + self.optimizer_s
         return np.asarray(found if self.offload_s is None else found + self.offload_s)
+
+    @property
+    def total_s(self) -> Floats:
+        """The step without its fixed overhead, (n,)."""
+        return np.asarray(self.done_s.max(axis=1) + self.after_s.max(axis=1))
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The pipeline of some rows, (n, pp): what chunks and stages hold, the longest path through each stage, and the seconds of
-    one forward and one backward pass up to its end, behind which messages can hide.
+    """The pipeline of some rows: what chunks and stages hold, (n, pp·vpp) and (n, pp), and when each stage ends its last backward
+    pass, (n, pp).
+
+    `forward_s` and `backward_s` are of one pass of every chunk, or of stages that are not told apart by chunk, as far as messages
+    can hide behind it, `lead_s` (n, pp) of the forward passes before a stage's first.
     """
 
     chunks: Loads
     load: Loads
-    path_s: Floats
+    end_s: Floats
+    lead_s: Floats
     forward_s: Floats
     backward_s: Floats
+
+    def take(self, rows: Ints) -> Flow:
+        """The given rows."""
+        times = (each[rows] for each in (self.end_s, self.lead_s, self.forward_s, self.backward_s))
+        return Flow(self.chunks.take(rows), self.load.take(rows), *times)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What stages do for the states that they keep, shaped like their loads: data-parallel traffic that stays exposed, traffic of
-    gradients and of parameters that hides as far as there are passes to hide it, optimizer, and offload if there is any.
+    """What stages do for the states that they keep, shaped like their loads: traffic of gradients and of parameters that stays
+    exposed and that hides as far as there are passes to hide it, optimizer, and offload if there is any.
+
+    What hides is told by chunk, as passes are: pp of the pipeline and how many of a stage are told apart are in `turns`.
     """
 
-    exposed_s: Floats
+    turns: tuple[int, int]
+    exposed_gradients_s: Floats
     gradients_s: Floats
-    parameters_s: Floats | None  # without sharding nothing is gathered
+    exposed_parameters_s: Floats | None  # without sharding nothing is gathered
+    parameters_s: Floats | None
     optimizer_s: Floats
     offload_s: Floats | None
 
     def beside(self, flow: Flow) -> StageTimes:
         """The times of stages with that pipeline: what does not hide behind its passes is exposed."""
-        dp_s = self.exposed_s + np.maximum(self.gradients_s - flow.backward_s, 0.0)
-        if self.parameters_s is not None:
-            dp_s = dp_s + np.maximum(self.parameters_s - flow.forward_s, 0.0)
-        return StageTimes(flow.path_s, dp_s, self.optimizer_s, self.offload_s)
+        gathered_s = self.gathered_s(flow.forward_s, flow.lead_s)
+        return StageTimes(flow.end_s, self.reduced_s(flow.backward_s), gathered_s, self.optimizer_s, self.offload_s)
+
+    def reduced_s(self, backward_s: Floats) -> Floats:
+        """Gradient traffic that the last backward passes do not hide."""
+        return np.asarray(self.exposed_gradients_s + late_s(self.gradients_s, backward_s, self.turns))
+
+    def gathered_s(self, forward_s: Floats, lead_s: Floats) -> Floats:
+        """Parameter traffic that the first forward passes do not hide."""
+        if self.parameters_s is None or self.exposed_parameters_s is None:
+            return np.zeros_like(self.optimizer_s)
+        return np.asarray(self.exposed_parameters_s + late_s(self.parameters_s, forward_s, self.turns, lead_s))
 
     @property
-    def always_s(self) -> Floats:
-        """What is added to the pipeline's path whatever is hidden."""
-        found = self.exposed_s + self.optimizer_s
+    def stepped_s(self) -> Floats:
+        """What follows the gradients whatever is hidden."""
+        found = self.optimizer_s if self.exposed_parameters_s is None else self.optimizer_s + self.exposed_parameters_s
         return found if self.offload_s is None else found + self.offload_s
+
+
+def late_s(traffic_s: Floats, passes_s: Floats, turns: tuple[int, int], lead_s: Floats | float = 0.0) -> Floats:
+    """Traffic of stages that their passes do not hide; per chunk (n, vpp·stages) where they have several, else of any shape.
+
+    A chunk's gradients hide behind its own last backward pass and those of the chunks that follow, pp each (Megatron-LM starts a
+    chunk's reduction when its last micro-batch is done); its weights behind the forward passes before, and `lead_s` before those.
+    What waits in line for the same links is late together.
+    """
+    return left_s(in_line_s(traffic_s, turns), behind_s(passes_s, turns), turns, lead_s)
+
+
+def in_line_s(traffic_s: Floats, turns: tuple[int, int]) -> Floats:
+    """Of `late_s` what hangs on the traffic: that of each chunk and of those before it in line, (n, vpp, stages)."""
+    return traffic_s if turns[1] == 1 else np.cumsum(traffic_s.reshape(len(traffic_s), turns[1], -1), axis=1)
+
+
+def behind_s(passes_s: Floats, turns: tuple[int, int]) -> Floats:
+    """Of `late_s` what hangs on the passes: those that each chunk's traffic can hide behind, (n, vpp, stages)."""
+    pp, vpp = turns
+    if vpp == 1:
+        return passes_s
+    passes = passes_s.reshape(len(passes_s), vpp, -1)
+    return np.asarray(passes + pp * (np.cumsum(passes, axis=1) - passes))
+
+
+def left_s(in_line: Floats, behind: Floats, turns: tuple[int, int], lead_s: Floats | float = 0.0) -> Floats:
+    """`late_s` from these two."""
+    waiting = in_line - behind
+    if turns[1] > 1:
+        waiting = waiting.max(axis=1)
+    return np.asarray(np.maximum(waiting - lead_s, 0.0))
 
 
 class CostModel:
@@ -107,7 +180,7 @@ class CostModel:
         stack = problem.stack.with_figures(self.profile.stack_figures(problem.stack, accelerator))
         self.problem = problem = problem.model_copy(update={"stack": stack})
         reached = stack.scale_up_efficiency.value, stack.scale_out_share(problem.devices)
-        self.network = Network(problem.cluster, self.profile, problem.devices, *reached, stack.rails)
+        self.network = Network(problem.cluster, self.profile, problem.devices, *reached)
         self.layers = LayerModel(problem, self.profile, self.network)
         self.blocks = self.layers.blocks
         self._wholes: Wholes | None = None
@@ -120,12 +193,18 @@ class CostModel:
 
     @property
     def host_limit_bytes(self) -> float:
-        """Host memory that one device's offloaded states may fill."""
-        return self.problem.cluster.host_link.memory_bytes_per_device.value
+        """Memory of the host, or of the supernode's pool, that what one device offloads may fill."""
+        return self.problem.cluster.tier(self.problem.workload.offload_to).memory_bytes_per_device.value
 
     def host_bytes(self, rows: Rows, load: Loads) -> Floats:
         """Host memory that stages fill with offloaded optimizer states, per device; shaped like the loads."""
         return _held(rows.rates.host, load)
+
+    def _moved_bytes(self, rows: Rows, load: Loads, stages: Ints) -> Floats:
+        """The same of the activations in flight that are offloaded, of stages (k,), (n, k)."""
+        share = rows.column("activation_offload")
+        held, _ = self._in_flight(rows, stages)
+        return np.asarray(load.saved_bytes * held * _across(share / resident_share(share)))
 
     def rows(self, table: LayoutTable) -> Rows:
         """The rows of a table, from which everything about them that does not depend on where their stages are cut follows."""
@@ -153,117 +232,217 @@ class CostModel:
     def price(self, table: LayoutTable, closed_form: bool = False) -> Prices:
         """Step time and peak memory of every row, whose `split` must name one of the table's splits.
 
-        `closed_form` times schedules that are priced by replay from below instead.
+        `closed_form` times schedules that are priced by replay from below instead (interleaved ones).
         """
         return self.price_rows(self.rows(table), closed_form)
 
     def price_rows(self, rows: Rows, closed_form: bool = False) -> Prices:
         """The same for rows that are at hand."""
         table, n = rows.known().table, len(rows)
-        found = Prices(np.empty(n), np.empty(n), np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
-        for group in grouped([table.split, table.schedule], within=rows.work_columns):
-            cuts = np.array([table.splits[int(table.split[group[0]])].cuts])
-            for begin in range(0, len(group), ROWS_PER_BLOCK):
-                members = group[begin : begin + ROWS_PER_BLOCK]
-                priced = self._price_alike(rows.take(members), cuts, closed_form)
-                for name in Prices.__dataclass_fields__:
-                    getattr(found, name)[members] = getattr(priced, name)
-        return found
+        step_s, peak_bytes, fits = np.empty(n), np.empty(n), np.zeros(n, dtype=bool)
+        critical, fullest = np.zeros(n, dtype=np.int16), np.zeros(n, dtype=np.int16)  # scattered to: the smaller the faster
+        for group in rows.alike() if n else ():
+            split = table.splits[int(table.split[group.members[0]])]
+            for some, priced in self._price_group(rows, group, StageClasses.of(split, self.blocks), closed_form):
+                members = group.members[some]
+                step_s[members], peak_bytes[members], fits[members] = priced.step_time_s, priced.peak_bytes, priced.fits
+                critical[members], fullest[members] = priced.critical_stage, priced.fullest_stage
+        return Prices(step_s, peak_bytes, fits, critical.astype(np.int64), fullest.astype(np.int64))
 
     def price_cuts(self, rows: Rows, cuts: Cuts, closed_form: bool = False) -> Prices:
         """Step time and peak memory of rows that share pp, vpp and schedule, cut at `cuts` (n, pp·vpp+1), or alike at (1, ·)."""
-        flow = self.flow(rows, cuts, closed_form)
-        host = self.host_bytes(rows, flow.load).max(axis=1) if rows.column("optimizer_offload").any() else 0.0
-        return self._prices(self.around_pipeline(rows, flow).total_s, self.stage_bytes(rows, flow.load), host)
+        cuts = np.ascontiguousarray(np.broadcast_to(cuts, (len(rows), cuts.shape[1])))
+        cut = np.unique(cuts.view(f"V{cuts.itemsize * cuts.shape[1]}").ravel(), return_inverse=True)[1]
+        works, work = distinct_rows([*rows.work_columns, cut])  # those that do the same share their pipeline
+        flow = self.flow(rows.take(works), cuts[works], closed_form).take(work)
+        away = self.host_bytes(rows, flow.load) if rows.column("optimizer_offload").any() else np.zeros((1, 1))
+        if rows.column("activation_offload").any():
+            away = away + self._moved_bytes(rows, flow.load, np.arange(rows.shape[0]))
+        times = self.around_pipeline(rows, flow)
+        return self._prices(times.done_s, times.after_s.max(axis=1), self.stage_bytes(rows, flow.load), away.max(axis=1))
 
-    def _price_alike(self, rows: Rows, cuts: Cuts, closed_form: bool) -> Prices:
-        """The same for rows that are cut alike, at (1, ·).
+    def _price_group(self, rows: Rows, group: Alike, classes: StageClasses, closed_form: bool) -> Iterator[tuple[slice, Prices]]:
+        """Rows that share split and schedule, some of them after the others."""
+        mine = rows.take(group.members)
+        if by_replay(mine):
+            yield slice(len(group.members)), self.price_cuts(mine, classes.cuts)
+        else:
+            yield from self._price_alike(rows, group, classes, closed_form)
+
+    def _price_alike(self, rows: Rows, group: Alike, classes: StageClasses, closed_form: bool) -> Iterator[tuple[slice, Prices]]:
+        """The same for rows that share split and schedule, some of them after the others.
 
         Those that do the same work share their pipeline, and those that keep the same states what is done for them: each is
-        worked out once, so that only their sums are as many as the rows.
+        worked out once, by class of stages where it depends on what they hold, so that only sums are as many as rows and stages.
         """
-        (works, work), (kinds, kind) = runs(rows.work_columns), rows.kinds  # like works lie together (`price_rows`)
-        working, keeping = rows.take(works), rows.take(kinds)
-        flow, load = self.flow(working, cuts, closed_form), keeping.chunks(cuts).folded(rows.shape[0])
-        kept = self.kept(keeping, load)
+        keeping = rows.take(group.kinds)
+        chunks = keeping.class_chunks(classes)
+        load = keeping.class_stages(classes, chunks)
+        kept, states = self.kept(keeping, load, chunks.pick(classes.held)), self._state_bytes(keeping, load)
+        offloaded, moved = (keeping.column(f"{name}_offload").any() for name in ("optimizer", "activation"))
+        host = self.host_bytes(keeping, load) if offloaded else np.zeros((len(keeping), 1))
+        gradients = in_line_s(kept.gradients_s, kept.turns)
+        parameters = None if kept.parameters_s is None else in_line_s(kept.parameters_s, kept.turns)
+        step = max(1, CELLS_PER_BLOCK // len(classes.runs))
+        for first in range(0, len(group.works), step):
+            working = rows.take(group.works[first : first + step])
+            flow = self._class_flow(working, classes, closed_form)
+            used = self._working_bytes(working, flow.load, *self._in_flight(working, classes.first))
+            some = slice(*np.searchsorted(group.work, [first, first + step]).tolist())
+            work, kind = group.work[some] - first, group.kind[some]
+            done = np.take(flow.end_s, work, axis=0)
+            done += np.take(kept.exposed_gradients_s, kind, axis=0)
+            hidden = behind_s(flow.backward_s, kept.turns)
+            done += left_s(np.take(gradients, kind, axis=0), np.take(hidden, work, axis=0), kept.turns)
+            after = np.take(kept.stepped_s, kind, axis=0)
+            if parameters is not None:
+                hidden, lead = np.take(behind_s(flow.forward_s, kept.turns), work, axis=0), np.take(flow.lead_s, work, axis=0)
+                after += left_s(np.take(parameters, kind, axis=0), hidden, kept.turns, lead)
+            peak = np.take(used, work, axis=0)
+            peak += np.take(states, kind, axis=0)
+            away = host[kind]
+            if moved:
+                away = away + np.take(self._moved_bytes(working, flow.load, classes.first), work, axis=0)
+            yield some, self._prices(done, after.max(axis=1), peak, away.max(axis=1), classes.first)
 
-        def of_work(values: Floats) -> Floats:
-            return np.take(values, work, axis=0)
+    def _class_flow(self, rows: Rows, classes: StageClasses, closed_form: bool) -> Flow:
+        """Of rows of one split the pipeline as `flow` has it, at the first stage of every class, (n, classes).
 
-        def of_kind(values: Floats) -> Floats:
-            return np.take(values, kind, axis=0)
+        No other stage of a class ends later, hides less of the weights that it gathers, or has more micro-batches in flight.
+        """
+        (pp, vpp, schedule), m = rows.shape, rows.column("num_microbatches")
+        chunks = rows.class_chunks(classes)
+        load, passes = rows.class_stages(classes, chunks), chunks.pick(classes.held)
+        if vpp == 1:
+            lengths, each = classes.run_lengths, load.pick(classes.runs)
+            ends = stage_ends_s(schedule, pp, vpp, each.forward_s, each.backward_s, rows.p2p_s, m, lengths, closed_form)
+            lead = np.take(np.cumsum(each.forward_s * lengths, axis=1) - each.forward_s * lengths, classes.first_runs, axis=1)
+            ends = np.take(ends, classes.first_runs, axis=1)
+        else:
+            whole = chunks.pick(classes.chunk)
+            ends = stage_ends_s(schedule, pp, vpp, whole.forward_s, whole.backward_s, rows.p2p_s, m, closed_form=closed_form)
+            ends, lead = np.take(ends, classes.first, axis=1), np.take(_before(whole.forward_s[:, :pp]), classes.first, axis=1)
+        return Flow(chunks, load, ends, *self._free_s(rows, lead, passes.forward_s, passes.backward_s))
 
-        total = of_work(flow.path_s) + of_kind(kept.always_s)
-        total += np.maximum(of_kind(kept.gradients_s) - of_work(flow.backward_s), 0.0)
-        if kept.parameters_s is not None:
-            total += np.maximum(of_kind(kept.parameters_s) - of_work(flow.forward_s), 0.0)
-        peak = of_work(self._working_bytes(working, flow.load)) + of_kind(self._state_bytes(keeping, load))
-        offloaded = keeping.column("optimizer_offload").any()
-        return self._prices(total, peak, of_kind(self.host_bytes(keeping, load).max(axis=1)) if offloaded else 0.0)
-
-    def _prices(self, total_s: Floats, peak_bytes: Floats, host_bytes: Floats | float) -> Prices:
-        each, critical, fullest = np.arange(len(total_s)), total_s.argmax(axis=1), peak_bytes.argmax(axis=1)
-        step_s, peak = total_s[each, critical] + self.problem.stack.step_overhead_s.value, peak_bytes[each, fullest]
+    def _prices(
+        self, done_s: Floats, after_s: Floats, peak_bytes: Floats, host_bytes: Floats | float, stages: Ints | None = None
+    ) -> Prices:
+        """From figures of all stages, or of the given ones, (n, stages), and of what comes after, (n,)."""
+        each, critical, fullest = np.arange(len(done_s)), done_s.argmax(axis=1), peak_bytes.argmax(axis=1)
+        step_s = done_s[each, critical] + after_s + self.problem.stack.step_overhead_s.value
+        peak = peak_bytes[each, fullest]
         fits = (peak <= self.usable_bytes) & (host_bytes <= self.host_limit_bytes)
+        if stages is not None:
+            critical, fullest = stages[critical], stages[fullest]
         return Prices(step_s, peak, fits, critical, fullest)
 
     def flow(self, rows: Rows, cuts: Cuts, closed_form: bool = False) -> Flow:
-        """What the stages of rows that share pp, vpp and schedule hold, and the pipeline paths through them, (n, pp)."""
+        """What the stages of rows that share pp, vpp and schedule hold, and when they end, (n, pp)."""
         (pp, vpp, schedule), chunks, m = rows.shape, rows.chunks(cuts), rows.column("num_microbatches")
-        load = chunks.folded(pp)
-        if schedule == "1f1b":
-            before_f, before_b = rows.before(cuts)
-            path = self._path_s(rows, load, before_f + before_b, rows.total_s(pp)[:, None], np.arange(pp))
+        load = stage_loads(rows, chunks)
+        if by_replay(rows):
+            load = replace(load, saved_bytes=held_bytes(self.layers, rows, cuts, chunks))
+            ends = pipeline_ends_s(rows, pass_times(self.layers, rows, cuts, chunks))
         else:
-            before_f, before_b = (np.cumsum(work, axis=1) - work for work in (load.forward_s, load.backward_s))
-            path = paths_s(schedule, pp, vpp, chunks.forward_s, chunks.backward_s, rows.p2p_s, m, closed_form)
-        return Flow(chunks, load, path, before_f + load.forward_s, before_b + load.backward_s)
+            ends = stage_ends_s(schedule, pp, vpp, chunks.forward_s, chunks.backward_s, rows.p2p_s, m, closed_form=closed_form)
+        passes = self._passes(rows, chunks, load)
+        lead = _before(passes.forward_s[:, :pp])
+        return Flow(chunks, load, ends, *self._free_s(rows, lead, passes.forward_s, passes.backward_s))
 
-    def stage_time_at(
-        self, rows: Rows, load: Loads, kept: Kept, before_f: Floats, before_b: Floats, total_s: Floats, stage: int
-    ) -> Floats:
-        """Time of one stage of a pipeline without chunks, by its own two cuts; arguments broadcast, rows first.
+    def run_flow(self, rows: Rows, chunks: Loads) -> Flow:
+        """The pipeline of 1F1B rows of one pp at the first stage of every run of equal ones, (n, runs), given all stages (n, pp).
 
-        `kept` is what the stage does for its states; it depends on the load alone.
+        No other stage of a run ends later or hides less of the weights that it gathers. Rows of fewer runs than others end in some
+        that stand for no stage: they hold what another does, and never end.
         """
-        path = self._path_s(rows, load, before_f + before_b, total_s, stage)
-        flow = Flow(load, load, path, before_f + load.forward_s, before_b + load.backward_s)
-        return kept.beside(flow).total_s
+        (pp, vpp, schedule), n = rows.shape, len(rows)
+        begins = np.ones((n, pp), dtype=bool)
+        begins[:, 1:] = np.any([each[:, 1:] != each[:, :-1] for each in chunks.columns], axis=0)
+        first = np.argsort(~begins, axis=1, kind="stable")[:, : int(begins.sum(axis=1).max(initial=1))]
+        there = np.take_along_axis(begins, first, axis=1)
+        begin = np.where(there, first, pp)
+        lengths = np.diff(begin, axis=1, append=pp)
+        forward, backward, dense, expert, saved = (np.take_along_axis(each, first, axis=1) for each in chunks.columns)
+        load = Loads(forward, backward, dense, expert, saved, chunks.experts)
+        ends = stage_ends_s(
+            schedule, pp, vpp, load.forward_s, load.backward_s, rows.p2p_s, rows.column("num_microbatches"), lengths
+        )
+        lead = np.take_along_axis(_before(chunks.forward_s), first, axis=1)
+        return Flow(load, load, ends, *self._free_s(rows, lead, load.forward_s, load.backward_s))
 
-    def _path_s(self, rows: Rows, load: Loads, before_s: Floats, total_s: Floats, stage: int | Ints) -> Floats:
+    def _passes(self, rows: Rows, chunks: Loads, load: Loads) -> Loads:
+        """What passes are told apart by: chunks, or the stages that hold them where chunks of a stage run in pairs or backwards."""
+        return load if by_replay(rows) else chunks
+
+    def _free_s(self, rows: Rows, lead_s: Floats, forward_s: Floats, backward_s: Floats) -> tuple[Floats, Floats, Floats]:
+        """Of passes before a stage, forward and backward, the seconds in which adapters are free for data-parallel traffic.
+
+        Where the layers' own messages leave the supernode, those of data parallelism do too: both go through the same adapters.
+        """
+        shares = rows.pieces.unused_shares
+        forward, backward = (_across(share[rows.factor], np.ndim(forward_s) - 1) for share in shares)
+        return lead_s * forward, forward_s * forward, backward_s * backward
+
+    def _loads(self, rows: Rows, cuts: Cuts) -> Loads:
+        """What the stages of rows that share pp, vpp and schedule hold, (n, pp)."""
+        return stage_loads(rows, rows.chunks(cuts))
+
+    def least_stage_time_s(
+        self,
+        rows: Rows,
+        load: Loads,
+        kept: Kept,
+        before: tuple[Floats, Floats],
+        total_s: Floats,
+        after_s: Floats,
+        stage: int | Ints,
+    ) -> Floats:
+        """Step that one stage of 1F1B asks for by its own two cuts, whatever the others are; arguments broadcast, rows first.
+
+        `before` are forward and backward seconds of the stages before it, `total_s` seconds of all, and `after_s` what some stage
+        does once all are done, at least; `kept` is what this one does for its states, which depends on the load alone. Its paths
+        pass its last backward (`stage_paths_s`): gradients that are reduced before the stages before it end theirs add nothing.
+        """
         extra = load.dense.ndim - 1
         pp, m, p2p = rows.shape[0], _across(rows.column("num_microbatches"), extra), _across(rows.p2p_s, extra)
-        return stage_paths_s(before_s, load.forward_s, load.backward_s, total_s, stage, pp, m, p2p)
+        before_f, before_b = before
+        path = stage_paths_s(before_f + before_b, load.forward_s, load.backward_s, total_s, stage, pp, m, p2p)
+        lead_s, forward_s, backward_s = self._free_s(rows, before_f, load.forward_s, load.backward_s)
+        late = np.maximum(kept.reduced_s(backward_s) - before_b - stage * p2p, 0.0)
+        mine = kept.stepped_s
+        if kept.parameters_s is not None:
+            mine = mine + late_s(kept.parameters_s, forward_s, kept.turns, lead_s)
+        return np.asarray(path + late + np.maximum(mine, after_s))
 
     def around_pipeline(self, rows: Rows, flow: Flow) -> StageTimes:
-        """Adds to each stage's path its data-parallel traffic, optimizer and offload.
+        """Adds data-parallel traffic, optimizer and offload to when stages end.
 
-        Gradients are reduced once per step and can hide behind the last backward of the stage and of those before it;
-        parameters are gathered behind the first forward likewise.
+        Gradients are reduced once per step and can hide behind the last backward of the stage; parameters are gathered behind the
+        first forwards up to it.
         """
-        return self.kept(rows, flow.load).beside(flow)
+        return self.kept(rows, flow.load, self._passes(rows, flow.chunks, flow.load)).beside(flow)
 
-    def kept(self, rows: Rows, load: Loads) -> Kept:
-        """What stages do for the states that they keep."""
-        overlap = self.problem.stack.overlap
-        gradients_s = _held(rows.gradient_s, load)
-        exposed_s, gradients_s = gradients_s * (1.0 - overlap.dp_gradients), gradients_s * overlap.dp_gradients
-        parameters_s = offload_s = None
+    def kept(self, rows: Rows, load: Loads, chunks: Loads | None = None) -> Kept:
+        """What stages do for the states that they keep; `chunks` where they hold several that are told apart."""
+        overlap, passing, (pp, vpp, _) = self.problem.stack.overlap, chunks or load, rows.shape
+        turns = (pp, 1 if passing is load else vpp)
+        unslowed = self.layers.unslowed
+        hides = overlap.dp_gradients * unslowed
+        exposed_s, gradients_s = _held(rows.gradient_s, load) * (1.0 - hides), _held(rows.gradient_s, passing) * hides
+        gathered_s = parameters_s = offload_s = None
         if rows.column("sharding").any():
-            gathers_s = _held(rows.parameter_s, load)
-            exposed_s = exposed_s + gathers_s * (1.0 - overlap.dp_parameters)
-            parameters_s = gathers_s * overlap.dp_parameters
+            hides = overlap.dp_parameters * unslowed
+            gathered_s, parameters_s = _held(rows.parameter_s, load) * (1.0 - hides), _held(rows.parameter_s, passing) * hides
         if rows.column("optimizer_offload").any():
             offload_s = _held(rows.offload_s, load)
-        return Kept(exposed_s, gradients_s, parameters_s, _held(rows.optimizer_s, load), offload_s)
+        return Kept(turns, exposed_s, gradients_s, gathered_s, parameters_s, _held(rows.optimizer_s, load), offload_s)
 
     def stage_bytes(self, rows: Rows, load: Loads) -> Floats:
         """Peak bytes of every stage (n, pp), for rows that share pp, vpp and schedule."""
-        return self._working_bytes(rows, load) + self._state_bytes(rows, load)
+        return self._working_bytes(rows, load, *self._in_flight(rows, np.arange(rows.shape[0]))) + self._state_bytes(rows, load)
 
-    def _working_bytes(self, rows: Rows, load: Loads) -> Floats:
-        """Of them the activations in flight and the largest transient."""
-        held, last = self._in_flight(rows)
+    def _working_bytes(self, rows: Rows, load: Loads, held: Floats, last: Bools) -> Floats:
+        """Of them the activations of the micro-batches in flight and the largest transient."""
         at_loss, each = _across(rows.last_transient_bytes), _across(rows.transient_bytes)
         return np.asarray(load.saved_bytes * held + np.where(last, at_loss, each))
 
@@ -275,13 +454,15 @@ class CostModel:
 
     def stage_peaks(self, rows: Rows, load: Loads) -> Floats:
         """The same by term (terms, n, pp), in the order of MEMORY_TERMS."""
-        return self.peaks_at(rows, load, *self._in_flight(rows))
+        return self.peaks_at(rows, load, *self._in_flight(rows, np.arange(rows.shape[0])))
 
-    def _in_flight(self, rows: Rows) -> tuple[Floats, Bools]:
-        """Micro-batches that every stage keeps at its peak (n, pp), in whole stages, and which stages compute the loss."""
+    def _in_flight(self, rows: Rows, stages: Ints) -> tuple[Floats, Bools]:
+        """Micro-batches that stages (k,) keep at their peak, in whole stages, (n, k), and which stages compute the loss, (1, k)."""
         pp, vpp, schedule = rows.shape
-        stages = np.arange(pp)[None, :]
-        return in_flight(schedule, pp, vpp, _across(rows.column("num_microbatches")), stages) / vpp, stages == pp - 1
+        if by_replay(rows):  # their loads count every micro-batch that is held
+            return np.ones((len(rows), len(stages))), loss_stages(schedule, pp, vpp)[None, stages]
+        held = in_flight(schedule, pp, vpp, _across(rows.column("num_microbatches")), stages[None, :]) / vpp
+        return held, stages[None, :] == pp - 1
 
     def peaks_at(self, rows: Rows, load: Loads, in_flight: Floats, last: npt.NDArray[np.bool_]) -> Floats:
         """Peak bytes by term of stages with `in_flight` micro-batches; `last` marks those that compute the loss."""
@@ -304,8 +485,9 @@ class CostModel:
         piped = (table.pp > 1) & (self.problem.stack.host_floor_pipeline_s.value > 0)
         uniform = np.where(table.recompute_mode == FULL_UNIFORM, table.recompute_layers, 0)
         sharded = table.sharding >= ZERO2
+        moved = [table.activation_offload] if table.activation_offload.any() else []
         fsdp = [np.where(sharded, getattr(table, name), 0) for name in FSDP_COLUMNS] if sharded.any() else []
-        return distinct_rows([*(getattr(table, name) for name in PIECE_COLUMNS), uniform, piped, *fsdp])
+        return distinct_rows([*(getattr(table, name) for name in PIECE_COLUMNS), uniform, piped, *moved, *fsdp])
 
 
 def same_shape(table: LayoutTable, depth: bool = False) -> Iterator[npt.NDArray[np.intp]]:
@@ -318,6 +500,17 @@ def _held(rates: tuple[Floats, Floats], load: Loads) -> Floats:
     extra = load.dense.ndim - 1
     found = _across(rates[0], extra) * load.dense
     return found + _across(rates[1], extra) * load.expert if load.experts else found
+
+
+def _beyond(sent_s: Floats, passes_s: Floats) -> Floats:
+    """What passes do not hide, in place of what is sent."""
+    sent_s -= passes_s
+    return np.maximum(sent_s, 0.0, out=sent_s)
+
+
+def _before(passes_s: Floats) -> Floats:
+    """Seconds of the stages before each, (n, stages)."""
+    return np.asarray(np.cumsum(passes_s, axis=1) - passes_s)
 
 
 def _across(column: npt.NDArray[np.generic], extra: int = 1) -> Floats:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..search_spaces.groups import Groups, groups
-from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, SHARDINGS, Floats, LayoutTable, row_keys
-from .layers import shard_group
+from ..search_spaces.groups import groups
+from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, LayoutTable, row_keys
+from .layers import ENDS
 from .loads import Cuts, recompute_depths
 from .operators import BF16
 from .rows import Rows
+from .sharding import copy_groups, exchanges, shard_group
 from .step import CostModel
 
-ZERO1, ZERO3, HSDP = SHARDINGS.index("zero1"), SHARDINGS.index("zero3"), SHARDINGS.index("hsdp")
 MESSAGE_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_type", "rank_order")
 """What a layer's messages and the places of their groups depend on."""
 
@@ -34,13 +34,16 @@ def sent_bytes(
 
 
 def layers_redone(model: CostModel, table: LayoutTable, cuts: Cuts) -> dict[str, Floats]:
-    """Layers of each kind that are under recompute between `cuts` (n, chunks+1), (n,)."""
+    """Pieces of each kind that are under recompute between `cuts` (n, chunks+1), (n,)."""
     depth = np.minimum(recompute_depths(table), len(model.blocks))[:, None]
     last = np.minimum(cuts[:, :-1] + depth, cuts[:, 1:])
     found = {}
     for name in dict.fromkeys(model.blocks):
         before = np.concatenate([[0], np.cumsum([block == name for block in model.blocks])])
         found[name] = (before[last] - before[cuts[:, :-1]]).sum(axis=1).astype(np.float64)
+    if model.problem.stack.recomputed_ends:
+        full = (table.recompute_mode == FULL_BLOCK) | (table.recompute_mode == FULL_UNIFORM)
+        found |= {name: full.astype(np.float64) for name in ENDS}
     return found
 
 
@@ -53,7 +56,7 @@ def _layer_bytes(model: CostModel, table: LayoutTable, redone: Mapping[str, Floa
     full = (table.recompute_mode == FULL_BLOCK) | (table.recompute_mode == FULL_UNIFORM)
     selective = table.recompute_mode == SELECTIVE
     each = table.num_microbatches / table.pp
-    for name in (*dict.fromkeys(model.blocks), "embedding", "head"):
+    for name in (*dict.fromkeys(model.blocks), *ENDS):
         held, again = max(model.blocks.count(name), 1), redone.get(name, np.zeros(len(table)))
         for sent in model.layers.sent(name, distinct):
             forward, backward = sent.forward[which], sent.backward[which]
@@ -63,28 +66,26 @@ def _layer_bytes(model: CostModel, table: LayoutTable, redone: Mapping[str, Floa
 
 
 def _data_bytes(model: CostModel, table: LayoutTable, dense: Floats, expert: Floats) -> Iterator[tuple[str, Floats]]:
-    """Gradients and weights of the mean stage; ZeRO-2 scatters and ZeRO-3 gathers per micro-batch, HSDP reduces between shards."""
-    sharding = table.sharding
-    gradient_bytes = float(model.problem.stack.sent_gradient_bytes)
-    times = np.where(sharding > ZERO1, table.num_microbatches, 1.0)
-    reductions = np.where(sharding == 0, 2.0, 1.0) * times * gradient_bytes
-    gathers = BF16 * np.where(sharding >= ZERO3, 2.0 * times, (sharding > 0).astype(np.float64))
+    """Gradients and weights of the mean stage, once per step or in every micro-batch, and between the copies of HSDP's shards."""
+    stack, often = model.problem.stack, exchanges(model.problem.stack, table)
+    gradient_bytes, m = float(stack.sent_gradient_bytes), table.num_microbatches.astype(np.float64)
+    scatters = np.where(table.sharding == 0, 2.0, often.scatters_once + often.scatters_each * m)
+    gathers = often.gathers_once + 2.0 * m * often.gathers_each
     for dimension, group, total in (("dp", shard_group(table), dense), ("edp", groups(table, "edp"), expert)):
         mean = total / table.pp
-        yield dimension, model.network.ring_bytes(model.network.crossing(group), mean) * (reductions + gathers)
-        copies = np.where(sharding == HSDP, table.cp * table.dp // group.size, 1)
-        if dimension == "dp" and (copies > 1).any():
-            between = model.network.crossing(Groups(copies, group.stride * group.size))
-            sent = 2.0 * gradient_bytes * model.network.ring_bytes(between, mean / group.size)
-            yield dimension, np.where(copies > 1, sent, 0.0)
+        sent = model.network.ring_bytes(model.network.mean_crossing(group, table.devices), mean)
+        yield dimension, sent * (scatters * gradient_bytes + gathers * BF16)
+        between = often.copies_once + often.copies_each * m
+        if dimension == "dp" and between.any():
+            at = model.network.mean_crossing(copy_groups(table), table.devices)
+            yield dimension, 2.0 * gradient_bytes * model.network.ring_bytes(at, mean / group.size) * between
 
 
 def _pipeline_bytes(model: CostModel, table: LayoutTable, message_bytes: Floats) -> tuple[str, Floats]:
     """Activations forward and gradients back over every boundary between chunks, spread over the stages."""
-    pp, each = table.pp.astype(np.float64), np.arange(len(table))
-    at = model.network.crossing(groups(table, "pp"))
-    units = pp / at.members
-    below = np.concatenate([pp[None, :], units[:-1]])
-    boundaries = (below - units) * table.vpp
-    boundaries[at.outermost, each] += np.where(pp > 1, table.vpp - 1, 0)  # from the last stage back to the first
+    pp = table.pp.astype(np.float64)
+    at = model.network.mean_crossing(groups(table, "pp"), table.devices)
+    boundaries = at.gathered * pp * table.vpp
+    ring = model.network.ring_pass_bytes(at, np.ones(len(pp))) * pp / np.maximum(pp - 1.0, 1.0)  # edges of the closed ring
+    boundaries += (ring - at.gathered * pp) * (table.vpp - 1)  # from the last stage back to the first
     return "pp", 2.0 * table.num_microbatches * message_bytes * boundaries / pp

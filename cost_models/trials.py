@@ -36,8 +36,7 @@ class TrialModel(CostModel):
         for members in same_shape(table):
             part = rows.take(members)
             cuts = np.array([table.splits[int(index)].cuts for index in part.table.split])
-            total = self.around_pipeline(part, self.flow(part, cuts)).total_s
-            found[members] = total.max(axis=1) + overhead[members]
+            found[members] = self.around_pipeline(part, self.flow(part, cuts)).total_s + overhead[members]
         return found
 
     def rows(self, table: LayoutTable) -> Rows:

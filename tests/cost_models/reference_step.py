@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import ceil, inf, log2
+from math import ceil, comb, inf, log2
 
 import numpy as np
-from paraplan.cost_models.pipeline import paths_s
+from paraplan.cost_models.pipeline import stage_ends_s
 from paraplan.cost_models.profile import CollectiveCurve, Profile, load_profile
-from paraplan.cost_models.timeline import simulate
+from paraplan.cost_models.timeline import FORWARD, build_schedule, simulate
 from paraplan.optimizer.ranks import coordinates, groups
 from paraplan.search_spaces.cluster import Level
 from paraplan.search_spaces.layout import Layout, Problem, Recompute, parse_offload, parse_sharding
@@ -77,6 +77,23 @@ class PieceCost:
     kept: float
     dense: float
     expert: float
+
+
+def units_hit(mlp: MoeMlp, units: int) -> float:
+    """Of `units` that hold the experts in equal runs, how many a token goes to, by counting the choices that leave one out."""
+    each, k = mlp.experts // units, mlp.top_k
+    if mlp.routing_groups <= 1:
+        return units * (1 - comb(mlp.experts - each, k) / comb(mlp.experts, k))
+    groups, limit, group = mlp.routing_groups, mlp.routing_groups_topk, mlp.experts // mlp.routing_groups
+    opened = limit * group
+    if each <= group:
+        return units * limit / groups * (1 - comb(opened - each, k) / comb(opened, k))
+    mine = each // group
+    left_out = sum(
+        comb(mine, j) * comb(groups - mine, limit - j) / comb(groups, limit) * comb(opened - j * group, k) / comb(opened, k)
+        for j in range(min(mine, limit) + 1)
+    )
+    return units * (1 - left_out)
 
 
 class Reference:
@@ -152,6 +169,9 @@ class Reference:
         bf16: bool = False,
     ) -> Op:
         dgrad_s, wgrad_s = self.gemm_s(m, k, n, groups, bf16), self.gemm_s(n, k, m, groups, bf16)
+        if groups and self.stack.expert_gemms == "one by one" and self.stack.fused_accumulation:
+            moved = (2 * self.stack.gradient_bytes - BF16) * n * k * groups  # a buffer read and written, in place of a BF16 write
+            wgrad_s += moved / (self.device.memory_bandwidth_bytes_per_s.value * self.profile.memory_efficiency.value)
         flops = 2 * m * n * k * (groups or 1)
         forward_s = self.gemm_s(m, n, k, groups, bf16)
         return Op(name, forward_s, dgrad_s + wgrad_s, (flops, flops), saved, frozenset(modules.split()), messages, wgrad_s)
@@ -210,7 +230,7 @@ class Reference:
             "a2a": (Msg("cp", "all_to_all", BF16 * t * qkv, 1, 1), Msg("cp", "all_to_all", BF16 * t * heads * d_v, 1, 1)),
         }[self.layout.cp_type]
         once_s, back_s = (self.attention_s(full / 2, full, keys, (d_qk + d_v) / 2, backward) for backward in (False, True))
-        kept = FP32 * t * heads if self.stack.attention_kernel == "flash" else 2 * BF16 * t * heads * seq
+        kept = FP32 * t * heads if self.stack.attention_kernel == "flash" else self.keeps.score_bytes * t * heads * seq
         if self.keeps.copied_attention:
             kept += BF16 * t * heads * d_v
         return Op("core_attention", once_s, back_s, (full / 2, full), kept, frozenset({"core_attn"}), messages)
@@ -273,14 +293,14 @@ class Reference:
         sorted_bytes = (2 if self.stack.moe_dispatcher == "flex" else 4) * copies
         yield self.elementwise("permute", sorted_bytes, sorted_bytes, self.linear * rows * h, "moe", to_experts)
         yield self.gemm("experts_fc1", rows / local, first, h, BF16 * rows * first, "moe", groups=local)
-        if mlp.clamped and not self.stack.cuda_graphs:
+        if mlp.clamped:
             # Gate and up: each read and written, both joined. Backward: gradient and input read, gradient written, both joined.
             yield self.elementwise("experts_clamp", 16 * rows * w, 20 * rows * w, modules="moe moe_act")
         yield self.activation("experts_act", rows * first, rows * w, mlp.gated, "moe moe_act")
         yield self.gemm("experts_fc2", rows / local, h, w, modules="moe", groups=local)
         back = (Msg("etp", "reduce_scatter", copies, 1, 1), Msg("ep", "combine", sent, 1, 1))
         yield self.elementwise("unpermute", sorted_bytes, sorted_bytes, modules="moe", messages=back)
-        if mlp.bias and not self.stack.cuda_graphs:
+        if mlp.bias:
             # bias·p in FP32; out + that; joined; cast back. Then cast; cast of the output's gradient; two products, each reduced.
             forward = 4 + (2 + 4 + 4) + (4 + 4) + (4 + 2)
             backward = (2 + 4) + (4 + 2) + (4 + 4 + 4) + (4 + 4 + 4)
@@ -316,14 +336,17 @@ class Reference:
             return [self.embedding()]
         if piece == "head":
             per_logit = (22.0, 30.0) if "loss" in self.stack.eager_kernels else (12.0, 6.0)
-            logits, copied, spoken = t * self.vocab / tp, 0.0, Msg("tp", "all_reduce", FP32 * t, 3, 0)
+            whole, copied = t * self.vocab, 2 * BF16 * t * self.vocab if tp > 1 else 0.0
+            gathered, spoken = [], (Msg("tp", "all_reduce", FP32 * t, 3, 0),)
             if self.stack.gathered_logits:
-                logits, spoken = t * self.vocab, Msg("tp", "all_gather", BF16 * t * self.vocab, 1, 0)
-                copied = 2 * BF16 * logits if tp > 1 else 0.0
+                gather = (Msg("tp", "all_gather", BF16 * whole, 1, 0),)
+                gathered, spoken = [self.elementwise("gathered_logits", copied, copied / tp, messages=gather)], ()
+            logits = whole if gathered else whole / tp
             head = [
                 self.norm("final_norm", h, 2 * BF16 * t * h / self.sp),
                 self.gemm("lm_head", t, self.vocab / tp, h, messages=self.into_tp(BF16 * t * h), bf16=True),
-                self.elementwise("loss", per_logit[0] * logits + copied, per_logit[1] * logits + copied / tp, messages=(spoken,)),
+                *gathered,
+                self.elementwise("loss", per_logit[0] * logits, per_logit[1] * logits, messages=spoken),
             ]
             return head * self.heads
         if piece == "mtp":
@@ -391,10 +414,8 @@ class Reference:
             # A fabric joins units of the one below; from one to another of them a token goes straight and once.
             fabric = [i for i, other in enumerate(self.levels) if other.efficiency_profile == level.efficiency_profile]
             targets = size / below[fabric[0]]
-            hit = targets * (1 - (1 - 1 / targets) ** mlp.top_k)
-            if mlp.routing_groups > 1:
-                hit = min(hit, mlp.routing_groups_topk * max(targets / mlp.routing_groups, 1.0))
-            sent.append(message.bytes * min(hit, mlp.top_k) * (members - inner) / at[fabric[-1]][0])
+            hit = units_hit(mlp, round(targets))
+            sent.append(message.bytes * hit * (members - inner) / at[fabric[-1]][0])
         return sent
 
     def message_s(self, message: Msg) -> float:
@@ -410,40 +431,57 @@ class Reference:
         name = message.collective
         if routed:
             name = f"moe_{name}" if self.stack.moe_dispatcher == "flex" else "all_to_all"
-        buffer = sum(sent) if routed else message.bytes
-        once_s = self._algorithm_s(name, ranks, sent, buffer)
         at = self.place(ranks)
+        if routed and name != "all_to_all":
+            return self._algorithm_s(name, ranks, sent, self.delivered(message, ranks))
+        buffer = message.bytes * self._moe_mlp().top_k if routed else message.bytes
+        once_s = self._algorithm_s(name, ranks, sent, buffer)
         crossed = [i for i, (_, fan) in enumerate(at) if fan > 1]
+        if all(f"{name}_direct" in self.profile.collectives[self.levels[i].efficiency_profile] for i in crossed):
+            once_s = min(once_s, self._algorithm_s(f"{name}_direct", ranks, sent, buffer))
         top = self.levels[crossed[-1]]
-        if name != "all_reduce" or len(crossed) > 1 or not top.in_network_reduction:
+        fabrics = {self.levels[i].efficiency_profile for i in crossed}
+        if name != "all_reduce" or len(fabrics) > 1 or not top.in_network_reduction:
             return once_s
         if "all_reduce_in_network" not in self.profile.collectives[top.efficiency_profile]:
             return once_s
-        once = [message.bytes if i in crossed else 0.0 for i in range(len(at))]
+        once = [message.bytes if i == crossed[-1] else 0.0 for i in range(len(at))]
         return min(once_s, self._algorithm_s("all_reduce_in_network", ranks, once, buffer))
 
-    def _algorithm_s(self, name: str, ranks: list[list[int]], sent: list[float], buffer: float) -> float:
+    def delivered(self, message: Msg, ranks: list[list[int]]) -> dict[str, float]:
+        """Copies that a fused exchange brings to the units which each fabric joins, those of a rank's own in, in bytes."""
+        at, found = self.place(ranks), {}
+        below = [1.0, *(members for members, _ in at[:-1])]
+        for level, inner in zip(self.levels, below, strict=True):
+            found.setdefault(level.efficiency_profile, message.bytes * units_hit(self._moe_mlp(), round(len(ranks[0]) / inner)))
+        return found
+
+    def _algorithm_s(self, name: str, ranks: list[list[int]], sent: list[float], buffer: float | dict[str, float]) -> float:
         at = self.place(ranks)
         fabrics: dict[str, float] = {}
         delay_s = 0.0
         inner_curve = self._curve(name, 0)
-        kept = max(inner_curve.passes * buffer - sum(sent), 0.0)
+        names = [level.efficiency_profile for level in self.levels]
+        if isinstance(buffer, dict):  # a fused exchange: what stays in a unit passes through its fabric's kernel too
+            through = {fabric: sum(s for s, other in zip(sent, names, strict=True) if other == fabric) for fabric in names}
+            copied = [max(buffer[f] - through[f], 0.0) if names.index(f) == i else 0.0 for i, f in enumerate(names)]
+            messages = [buffer[fabric] for fabric in names]
+        else:
+            copied = [max(inner_curve.passes * buffer - sum(sent), 0.0), *[0.0] * (len(names) - 1)]
+            messages = [buffer] * len(names)
         for i, ((_, fan), level) in enumerate(zip(at, self.levels, strict=True)):
             if fan <= 1:
                 continue
             curve = self._curve(name, i)
-            local = inner_curve.local_cost.value if i == 0 and inner_curve.local_cost else 0.0
+            local = curve.local_cost.value if curve.local_cost else 0.0
             rate = self.bandwidth(level) * self.reached(level) * curve.efficiency.value
             assert level.kind == "switched"
-            ramp = 1 + (curve.half_bytes.value / max(buffer, 1.0)) ** curve.gamma.value
+            ramp = 1 + (curve.half_bytes.value / max(messages[i], 1.0)) ** curve.gamma.value
             fabrics.setdefault(level.efficiency_profile, 0.0)
-            rails = 1.0  # a ring of one rail carries what all ranks of the unit below would have sent
-            if self.stack.rails == "one" and level.efficiency_profile == "scale-out" and name != "all_to_all" and i:
-                rails = at[i - 1][0]
-            fabrics[level.efficiency_profile] += (sent[i] * rails + local * kept) / rate * ramp
+            fabrics[level.efficiency_profile] += (sent[i] + local * copied[i]) / rate * ramp
             hop_s = curve.hop_latency_s.value if curve.hop_latency_s else level.latency_s.value
-            at_once = name in ("all_to_all", "moe_dispatch", "moe_combine")
-            steps = 1.0 if at_once else inner_curve.passes * min(fan - 1, 2 * ceil(log2(fan)))
+            at_once = name in ("all_to_all", "moe_dispatch", "moe_combine") or name.endswith("_direct")
+            steps = inner_curve.passes if at_once else inner_curve.passes * min(fan - 1, 2 * ceil(log2(fan)))
             delay_s += steps * hop_s
         outermost = max(i for i, (_, fan) in enumerate(at) if fan > 1)
         return self._curve(name, outermost).launch_s.value + delay_s + max(fabrics.values())
@@ -483,16 +521,19 @@ class Reference:
             return True
         return self.recompute.mode == 1 and bool(op.modules & set(self.recompute.module_names))
 
+    def end_again(self, piece: str, op: Op) -> bool:
+        """Whether an embedding's or a head's operator is done twice: a layer like others to some libraries, but for the loss."""
+        full = self.recompute.mode in (2, 3) and self.stack.recomputed_ends
+        return full and piece in ("embedding", "head") and op.name != "loss"
+
     def weights(self, piece: str) -> tuple[float, float]:
         """Parameters of a piece on one rank: dense, expert."""
         h, tp = self.model.hidden_size, self.layout.tp
         norm = h * (2 if self.model.norm == "layer" else 1)
-        published = self.model.vocab_size
         if piece == "embedding":
             return self.vocab * h / (1 if self.keeps.replicated_embedding else tp), 0.0
         if piece == "head":
-            matrix = 0 if self.model.tied_embeddings else published * h / tp
-            return (matrix + norm) * self.vocab / published, 0.0
+            return (0 if self.model.tied_embeddings else self.vocab * h / tp) + norm, 0.0
         if piece == "mtp":
             assert self.model.mtp is not None
             dense, expert = self.weights(self.model.mtp.kind)
@@ -527,7 +568,7 @@ class Reference:
         saved = self.hidden_bytes if layer else 0.0
         kept = saved / (self.recompute.layers if self.recompute.mode == 3 else 1)
         slowdown = self.cluster.compute_slowdown_beside_communication
-        slow = slowdown.value if slowdown else 0.0
+        slow = 1 - 1 / (1 + slowdown.value) if slowdown else 0.0  # work that compute does not get done meanwhile
         for op in self.operators(name):
             one_way = []
             for compute_s, side in ((op.forward_s, "forward"), (op.backward_s, "backward")):
@@ -547,6 +588,8 @@ class Reference:
                 one_way.append(times)
             forward.add(one_way[0])
             backward.add(one_way[1])
+            if self.end_again(name, op):
+                backward.add(one_way[0])
             again = self.recomputed(op)
             if again:
                 recompute.add(one_way[0])
@@ -588,14 +631,45 @@ class Reference:
         return sum(getattr(message, side) for message in messages)
 
     def _fsdp(self, forward: Times, backward: Times, recompute: Times, dense: float, expert: float) -> None:
-        """Weights gathered forward and backward (ZeRO-3), gradients scattered (ZeRO-2 too), per layer and micro-batch."""
+        """Weights gathered forward and backward (ZeRO-3), gradients scattered (ZeRO-2 too), per layer and micro-batch.
+
+        Stages that stay gathered, and gradients that wait for the last micro-batch, do so once per step (`_after`).
+        """
         share = self.stack.overlap.fsdp
-        for parameters, ranks in ((dense, self.shards()[0]), (expert, self.groups["edp"])):
-            gather_s = self.collective_s(Msg("dp", "all_gather", BF16 * parameters, 1, 1), ranks) if self.sharding >= 3 else 0.0
-            scatter_s = self.collective_s(Msg("dp", "reduce_scatter", self.sent_gradient * parameters, 1, 1), ranks)
+        shards, copies = self.shards()
+        for parameters, ranks in ((dense, shards), (expert, self.groups["edp"])):
+            gather_s = scatter_s = 0.0
+            if self.sharding >= 3 and not (self.stays_gathered and self.once):
+                gather_s = self.collective_s(Msg("dp", "all_gather", BF16 * parameters, 1, 1), ranks)
+            if not (self.waits and self.once):
+                scatter_s = self.collective_s(Msg("dp", "reduce_scatter", self.sent_gradient * parameters, 1, 1), ranks)
+                cast = (BF16 + self.sent_gradient) * parameters  # gradients into the buffer that is scattered
+                backward.parts["compute"] += self.memory_s(cast, self.stack.elementwise_efficiency.value)
+                if self.copies_each and parameters is dense:
+                    shard = Msg("dp", "all_reduce", self.sent_gradient * parameters / len(shards[0]), 1, 1)
+                    scatter_s += self.collective_s(shard, copies)
             forward.parts["dp"] += gather_s - min(gather_s * share, forward.parts["compute"])
             both_s = gather_s + scatter_s
             backward.parts["dp"] += both_s - min(both_s * share, backward.parts["compute"] + recompute.parts["compute"])
+
+    @property
+    def stays_gathered(self) -> bool:
+        return self.sharding >= 3 and self.layout.pp > 1 and self.keeps.gathered_stages
+
+    @property
+    def once(self) -> bool:
+        """Whether what waits or stays gathered is exchanged once per step."""
+        return self.layout.pp == 1 or self.stack.pipeline_exchanges == "once"
+
+    @property
+    def waits(self) -> bool:
+        """Whether whole gradients stay until the last micro-batch."""
+        return self.sharding >= 2 and (self.keeps.unsharded_gradient_bytes > 0 or self.stays_gathered)
+
+    @property
+    def copies_each(self) -> bool:
+        """Whether HSDP's copies of a shard reduce in every micro-batch."""
+        return self.sharding == 4 and not (self.waits and self.once) and self.stack.copies_reduced == "every micro-batch"
 
     # ---- stages --------------------------------------------------------------------------------------------------
 
@@ -636,51 +710,32 @@ class Reference:
             p2p_s += self.message_s(Msg("tp", "all_gather", self.hidden_bytes, 1, 0))
         if self.layout.schedule == "interleaved":
             p2p_s *= 1 - self.stack.overlap.pp_interleaved
-        paths, still = self._paths_s(costs, f, b, p2p_s), self._paths_s(costs, f, b, 0.0)
+        ends, still = self._ends_s(f, b, p2p_s), self._ends_s(f, b, 0.0)
         stage_of = [[c for c in range(pp * vpp) if c % pp == s] for s in range(pp)]
-        after = [self._after_s(costs, f, b, dense, expert, stage_of, s) for s in range(pp)]
-        totals = [path + sum(after[s].values()) for s, path in enumerate(paths)]
-        critical = max(range(pp), key=lambda s: totals[s])
-        step_s = totals[critical] + self.stack.step_overhead_s.value
-        breakdown = self._breakdown(costs, stage_of[critical], m, paths[critical], still[critical], after[critical])
+        beside = [self._beside_s(costs, f, b, dense, expert, stage_of, s) for s in range(pp)]
+        # Every stage's gradients are reduced once its last backward is over; then all wait for each other and step together.
+        done = [end + beside[s]["gradients"] for s, end in enumerate(ends)]
+        after = [part["weights"] + part["optimizer"] + part["offload"] for part in beside]
+        last, slowest = done.index(max(done)), after.index(max(after))
+        step_s = max(done) + max(after) + self.stack.step_overhead_s.value
+        exposed = {**beside[slowest], "dp": beside[last]["gradients"] + beside[slowest]["weights"]}
+        fullest = max(range(last, pp), key=lambda s: sum(f[c] + b[c] for c in stage_of[s]))
+        breakdown = self._breakdown(costs, stage_of[fullest], m, ends[last], still[last], exposed)
         memory = [self._memory(costs, dense, expert, activations, stage_of[s], s) for s in range(pp)]
         return step_s, breakdown, memory
 
-    def _paths_s(self, costs: dict[str, PieceCost], f: list[float], b: list[float], p2p_s: float) -> list[float]:
-        """Longest path through each stage."""
-        pp, vpp, m = self.layout.pp, self.layout.vpp, self.layout.num_microbatches
-        if vpp > 1:
-            exact = simulate(self.layout.schedule, pp, vpp, m, np.array(f), np.array(b), p2p_s).step_s
-            closed = paths_s("interleaved", pp, vpp, np.array([f]), np.array([b]), p2p_s, m, closed_form=True)[0]
-            return [float(path + exact - closed.max()) for path in closed]
-        # Other stages than one's own are taken with the mean of the recomputed layers at block depth K.
-        every = self.recompute.mode != 2 or self.recompute.layers >= len(self.blocks)
-        redone = [sum(costs[name].recompute.total for name, again in chunk if again) for chunk in self.chunks]
-        if not every:
-            all_s = sum(costs[name].recompute.total for name in self.blocks)
-            redone_mean = all_s / pp * min(self.recompute.layers * pp / len(self.blocks), 1.0)
-        else:
-            redone_mean = 0.0
-        elsewhere = [f[s] + b[s] - (0.0 if every else redone[s] - redone_mean) for s in range(pp)]
-        whole_s, paths = sum(elsewhere), []
-        for s in range(pp):
-            x, behind = f[s] + b[s], pp - 1 - s
-            before = sum(elsewhere[:s]) + 2 * s * p2p_s
-            loop = whole_s - sum(elsewhere[:s]) + 2 * behind * p2p_s  # down from this stage and back up to it
-            warm_up = min(behind, m - 1)
-            steady = [before + m * x]  # every micro-batch on this stage
-            steady += [before + loop + (m - 1) * x - warm_up * min(f[s], b[s])]  # one micro-batch all the way, then this stage
-            turns = (m - 1) // (behind + 1)
-            if turns:  # the first and the last micro-batch all the way
-                steady += [before + 2 * loop + (m - 1 - behind - 1) * x]
-            front = max(m - 1 - warm_up - 1, 0) // (s + 1) * max(before - s * x, 0.0)
-            longest = max(steady) + front
-            if turns:
-                longest = max(longest, before + (1 + turns) * loop + (m - 1 - turns * (behind + 1)) * x)
-            paths.append(longest)
-        return paths
+    def _ends_s(self, f: list[float], b: list[float], p2p_s: float) -> list[float]:
+        """When every stage ends its last backward: as replayed event by event, or at most 1 % before where edges take time."""
+        pp, vpp, m, schedule = self.layout.pp, self.layout.vpp, self.layout.num_microbatches, self.layout.schedule
+        timeline = simulate(schedule, pp, vpp, m, np.array(f), np.array(b), p2p_s)
+        replayed = [float(timeline.end_s[timeline.stage == s].max()) for s in range(pp)]
+        if vpp > 1 or p2p_s == 0.0:
+            return replayed
+        found = stage_ends_s(schedule, pp, vpp, np.array([f]), np.array([b]), p2p_s, m)[0].tolist()
+        assert all(0.99 * end <= closed <= end * (1.0 + 1e-12) for closed, end in zip(found, replayed, strict=True))
+        return [float(end) for end in found]
 
-    def _after_s(
+    def _beside_s(
         self,
         costs: dict[str, PieceCost],
         f: list[float],
@@ -693,7 +748,9 @@ class Reference:
         """Exposed gradient and weight traffic, optimizer and offload of one stage."""
         pp = self.layout.pp
         names = (*self.blocks, "embedding", "head")
-        gradients = weights = optimizer = offload = 0.0
+        optimizer = offload = 0.0
+        chunks = stage_of[stage]
+        gradients, weights = dict.fromkeys(chunks, 0.0), dict.fromkeys(chunks, 0.0)
         memory = self.device.memory_bandwidth_bytes_per_s.value * self.profile.memory_efficiency.value
         touched = 2 * self.stack.optimizer_bytes + self.stack.gradient_bytes + BF16
         shards, copies = self.shards()
@@ -707,12 +764,18 @@ class Reference:
             buffer = self.sent_gradient * mean
             if self.sharding <= 1:
                 kind = "all_reduce" if self.sharding == 0 else self.stack.zero1_reduction
-                gradients += self.collective_s(Msg("dp", kind, buffer, 1, 0), ranks) * mine / mean
-            if self.sharding in (1, 2):
-                weights += self.collective_s(Msg("dp", "all_gather", BF16 * mean, 1, 0), ranks) * mine / mean
-            if self.sharding == 4 and held is dense:
+                seconds = self.collective_s(Msg("dp", kind, buffer, 1, 0), ranks)
+                gradients = {c: gradients[c] + seconds * held[c] / mean for c in chunks}
+            elif self.waits and self.once:
+                seconds = self.collective_s(Msg("dp", "reduce_scatter", buffer, 1, 0), ranks)
+                gradients = {c: gradients[c] + seconds * held[c] / mean for c in chunks}
+            if self.sharding in (1, 2) or (self.stays_gathered and self.once):
+                seconds = self.collective_s(Msg("dp", "all_gather", BF16 * mean, 1, 0), ranks)
+                weights = {c: weights[c] + seconds * held[c] / mean for c in chunks}
+            if self.sharding == 4 and held is dense and not self.copies_each:
                 reduced = Msg("dp", "all_reduce", buffer / len(ranks[0]), 1, 0)
-                gradients += self.collective_s(reduced, copies) * mine / mean
+                seconds = self.collective_s(reduced, copies)
+                gradients = {c: gradients[c] + seconds * held[c] / mean for c in chunks}
             share = 1 / len(ranks[0]) if self.sharding else 1.0
             optimizer += mine * share * touched * (1 - self.offload) / memory
             host = self.cluster.host_link
@@ -722,25 +785,43 @@ class Reference:
                 copied, stepped_s = 2 * self.stack.optimizer_bytes, touched / memory
             copied_s = copied / host.bandwidth_bytes_per_s.value * (1 - self.stack.overlap.offload)
             offload += mine * share * self.offload * (copied_s + stepped_s)
-        # Compute that the traffic can hide behind: this stage's and that of the stages before it, where no block depth blurs it.
-        own_f, own_b = (sum(part[c] for c in stage_of[stage]) for part in (f, b))
-        before_f, before_b = self._before(costs, f, b, stage_of, stage)
         overlap = self.stack.overlap
-        exposed = gradients - min(gradients * overlap.dp_gradients, own_b + before_b)
-        exposed += weights - min(weights * overlap.dp_parameters, own_f + before_f)
-        return {"dp": exposed, "optimizer": optimizer, "offload": offload}
+        slowdown = self.cluster.compute_slowdown_beside_communication
+        slowed = 1 + (slowdown.value if slowdown else 0.0)  # compute beside traffic that hides takes so many times as long
+        free_f, free_b = self.adapters_free(costs)
+        hides_g, hides_w = overlap.dp_gradients / slowed, overlap.dp_parameters / slowed
+        return {
+            "gradients": sum(gradients.values()) * (1 - hides_g) + self._late_s(gradients, hides_g, b, free_b),
+            "weights": sum(weights.values()) * (1 - hides_w)
+            + self._late_s(weights, hides_w, f, free_f, sum(f[c] for c in range(stage)) * free_f),
+            "optimizer": optimizer,
+            "offload": offload,
+        }
 
-    def _before(
-        self, costs: dict[str, PieceCost], f: list[float], b: list[float], stage_of: list[list[int]], stage: int
-    ) -> tuple[float, float]:
-        before = [c for s in range(stage) for c in stage_of[s]]
-        forward, backward = sum(f[c] for c in before), sum(b[c] for c in before)
-        if self.layout.vpp == 1 and self.recompute.mode == 2 and self.recompute.layers < len(self.blocks):
-            redone = [sum(costs[name].recompute.total for name, again in chunk if again) for chunk in self.chunks]
-            mean = sum(costs[name].recompute.total for name in self.blocks) / self.layout.pp
-            mean *= min(self.recompute.layers * self.layout.pp / len(self.blocks), 1.0)
-            backward += stage * mean - sum(redone[:stage])
-        return forward, backward
+    def _late_s(self, traffic: dict[int, float], hides: float, passes: list[float], free: float, lead: float = 0.0) -> float:
+        """A link that serves a stage's chunks one after the other, each from its own last pass on, the first chunk last.
+
+        Told backwards in time it is the gathering of weights: each due before its own first pass is over, the first chunk first.
+        """
+        ahead = {chunk: sum(self.layout.pp * passes[c] for c in traffic if c < chunk) + passes[chunk] for chunk in traffic}
+        clock = -float("inf")
+        for chunk in sorted(traffic, reverse=True):
+            clock = max(clock, -free * ahead[chunk]) + hides * traffic[chunk]
+        return max(0.0, clock - lead)
+
+    def adapters_free(self, costs: dict[str, PieceCost]) -> tuple[float, float]:
+        """Share of a forward and of a backward pass through the whole model in which no layer sends between supernodes."""
+        supernode = [level.name for level in self.levels].index(self.cluster.supernode)
+        total, outside = [0.0, 0.0], [0.0, 0.0]
+        for name in (*self.blocks, "embedding", "head"):
+            total[0] += costs[name].forward.total
+            total[1] += costs[name].backward.total
+            for message in (message for op in self.operators(name) for message in op.messages):
+                crossed = [i for i, (_, fan) in enumerate(self.place(self.groups[message.dimension])) if fan > 1]
+                if crossed and crossed[-1] > supernode:
+                    outside[0] += self.message_s(message) * message.forward
+                    outside[1] += self.message_s(message) * message.backward
+        return max(1 - outside[0] / total[0], 0.0), max(1 - outside[1] / total[1], 0.0)
 
     def _breakdown(
         self, costs: dict[str, PieceCost], held: list[int], m: int, path_s: float, still_s: float, after: dict[str, float]
@@ -786,19 +867,24 @@ class Reference:
         terms = dict.fromkeys(("weights", "gradients", "optimizer"), 0.0)
         for parameters, count in zip((sum(dense[c] for c in held), sum(expert[c] for c in held)), shards, strict=True):
             terms["weights"] += BF16 * parameters / (count if self.sharding >= 3 else 1)
-            if self.sharding >= 3 and pp > 1 and self.keeps.gathered_stages:
+            if self.stays_gathered:
                 terms["weights"] += BF16 * parameters
             if self.sharding < 2:
                 terms["gradients"] += (self.stack.gradient_bytes + self.keeps.compute_gradient_bytes) * parameters
-            elif m > 1 and self.keeps.unsharded_gradient_bytes:
-                terms["gradients"] += self.keeps.unsharded_gradient_bytes * parameters
+            elif m > 1 and self.waits:
+                terms["gradients"] += (self.keeps.unsharded_gradient_bytes or self.sent_gradient) * parameters
             else:
                 terms["gradients"] += self.stack.gradient_bytes * parameters / count
             states = self.stack.optimizer_bytes * parameters / (count if self.sharding >= 1 else 1)
             terms["optimizer"] += states * (1 - self.offload)
-        # Micro-batches in flight; an interleaved stage holds chunks, each a vpp-th of it on average.
+        # Micro-batches in flight; an interleaved stage holds mean chunks, or what its order holds where that is more.
         flight = min(pp - stage, m) if vpp == 1 else min(m * vpp, 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1) / vpp
         terms["activations"] = sum(activations[c] for c in held) * flight
+        if vpp > 1:
+            order, now = build_schedule("interleaved", pp, vpp, m), 0.0
+            for kind, chunk in zip(order.kind[stage].tolist(), order.chunk[stage].tolist(), strict=True):
+                now += activations[chunk] if kind == FORWARD else -activations[chunk]
+                terms["activations"] = max(terms["activations"], now)
         terms["transient"] = self._transient(costs, last=stage == pp - 1)
         talking = [name for name in ("tp", "cp", "pp", "dp", "ep", "etp", "edp") if getattr(self.layout, name) > 1]
         terms["communicators"] = len(talking) * self.cluster.communicator_bytes.value

@@ -10,19 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from paraplan.cost_models import profile as profile_module
-from paraplan.cost_models.kernel_fit import (
-    DEVICES,
-    Parameter,
-    expected_destinations,
-    fit_collective,
-    fit_gemm,
-    fit_log,
-    fit_moe,
-    main,
-    read_tables,
-    update_profile,
-    wire_and_hops,
-)
+from paraplan.cost_models.collective_fit import expected_destinations, fit_collective, fit_moe, wire_and_hops
+from paraplan.cost_models.kernel_fit import DEVICES, fit_gemm, main, read_tables, update_profile
+from paraplan.cost_models.log_fit import Parameter, fit_log
 from paraplan.cost_models.profile import CollectiveCurve, GemmCurve, collective_s, gemm_s, load_profile
 from paraplan.search_spaces.errors import InputError
 
@@ -88,7 +78,8 @@ def test_held_out_half_is_fixed_and_its_error_is_the_noise() -> None:
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_collective_parameters_are_recovered(collective: str) -> None:
-    curve, error = fit_collective(ring_rows(collective, 1, 0.01), collective, 450e9, "made up")
+    fit = fit_collective(ring_rows(collective, 1, 0.01), collective, 450e9, "made up")
+    curve, error = fit.curve, fit.error
     assert curve.passes == (2 if collective == "all_reduce" else 1)
     for name, tolerance in (("efficiency", 0.06), ("launch_s", 0.05), ("hop_latency_s", 0.05), ("gamma", 0.15)):
         assert getattr(curve, name).value == pytest.approx(RING_TRUTH[name], rel=tolerance), name
@@ -97,13 +88,14 @@ def test_collective_parameters_are_recovered(collective: str) -> None:
 
 def test_a_given_hop_latency_is_kept() -> None:
     hop = curve_of(CollectiveCurve, RING_TRUTH).hop_latency_s
-    curve, _ = fit_collective(ring_rows("all_to_all", 2, 0.01), "all_to_all", 450e9, "made up", hop)
+    curve = fit_collective(ring_rows("all_to_all", 2, 0.01), "all_to_all", 450e9, "made up", hop).curve
     assert curve.hop_latency_s == hop
     assert curve.launch_s.value == pytest.approx(RING_TRUTH["launch_s"], rel=0.05)
 
 
 def test_one_group_size_leaves_out_what_it_cannot_tell() -> None:
-    curve, error = fit_collective(ring_rows("all_gather", 2, 0.01, groups=(8,)), "all_gather", 450e9, "made up")
+    fit = fit_collective(ring_rows("all_gather", 2, 0.01, groups=(8,)), "all_gather", 450e9, "made up")
+    curve, error = fit.curve, fit.error
     assert curve.hop_latency_s is None
     assert curve.local_cost is None
     assert error.held_out_median < 0.03
@@ -113,7 +105,7 @@ def test_a_rate_above_the_link_is_never_fitted() -> None:
     rows = ring_rows("all_gather", 2, 0.01)
     for row in rows:
         row["latency_us"] = str(float(row["latency_us"]) / 4)
-    curve, _ = fit_collective(rows, "all_gather", 450e9, "made up")
+    curve = fit_collective(rows, "all_gather", 450e9, "made up").curve
     assert curve.efficiency.high <= 1.0
 
 
@@ -142,7 +134,8 @@ def test_moe_exchange_is_fitted_over_distinct_destinations() -> None:
     time_us = 1e6 * (3e-5 + message * 7 / 8 / (450e9 * 0.6) * (1 + (2e6 / message) ** 0.6))
     shape = {"hidden": "7168", "topk": "8", "experts": "256"}
     rows = [{**shape, "tokens_per_rank": str(t), "latency_us": str(u)} for t, u in zip(tokens, time_us, strict=True)]
-    curve, error = fit_moe(rows, eight, 2.0, 450e9, "made up")
+    fit = fit_moe(rows, eight, 2.0, 450e9, "made up")
+    curve, error = fit.curve, fit.error
     assert curve.efficiency.value == pytest.approx(0.6, rel=0.05)
     assert curve.launch_s.value == pytest.approx(3e-5, rel=0.05)
     assert error.held_out_p90 < 0.02

@@ -183,9 +183,8 @@ def test_tied_embeddings_lie_on_the_first_and_the_last_stage() -> None:
     model = gpt(2048, 16, 24)
     two = priced(model, "hgx-h100", 32, 2048, pp=2, dp=1, optimizer_sharding="none")
     one = priced(model, "hgx-h100", 32, 2048, pp=1, dp=1, optimizer_sharding="none")
-    word_and_position = (51200 + 2048) * 2048
     total = sum(terms["weights"] for terms in two.stage_bytes)
-    assert total - one.stage_bytes[0]["weights"] == pytest.approx(2 * word_and_position, rel=1e-9)
+    assert total - one.stage_bytes[0]["weights"] == pytest.approx(2 * 51200 * 2048, rel=1e-9)  # learned positions stay behind
 
 
 @pytest.mark.parametrize(
@@ -366,6 +365,25 @@ def test_a_gathered_loss_and_a_whole_embedding_do_not_shrink_with_tp() -> None:
     assert two["weights"] - whole == pytest.approx(2 * (four["weights"] - whole), rel=1e-9)
 
 
+def test_softmax_in_plain_pytorch_keeps_six_bytes_a_score() -> None:
+    """FP32 probabilities and their BF16 cast, against Megatron's scores and probabilities: 2 bytes of 32 x 4096² scores a layer."""
+    words: dict[str, Any] = {"dp": 8, "recompute": "none", "optimizer_sharding": "zero1"}
+    torch, fused = (
+        priced("llama-3.1-8b", "hgx-a100", 8, 4096, stack=f"aleph-alpha-{kernel}", **words).stage_bytes[0]["activations"]
+        for kernel in ("torch", "fused")
+    )
+    assert torch - fused == pytest.approx(32 * 2 * 32 * 4096**2, rel=1e-9)
+
+
+def test_a_pipeline_of_fsdp_keeps_whole_weights_and_gradients() -> None:
+    """torchtitan's stages: 2 bytes gathered beside the shards, and FP32 gradients until the last of several micro-batches."""
+    words: dict[str, Any] = {"stack": "torchtitan", "pp": 2, "dp": 4, "optimizer_sharding": "zero3"}
+    one, two = (priced("llama-3.1-8b", "hgx-h100", 4 * m, 4096, **words).stage_bytes[0] for m in (1, 2))
+    parameters = 16 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096) + 128256 * 4096
+    assert one["weights"] == two["weights"] == pytest.approx((2 / 4 + 2) * parameters)
+    assert (one["gradients"], two["gradients"]) == (pytest.approx(parameters * 4 / 4), pytest.approx(parameters * 4))
+
+
 def test_whole_gradients_wait_for_the_last_micro_batch() -> None:
     """KempnerForge's no_sync: 4 bytes of every gradient between micro-batches, 2 over the shards where there is one."""
     words: dict[str, Any] = {"stack": "kempnerforge", "dp": 8, "optimizer_sharding": "zero3"}
@@ -431,7 +449,7 @@ def test_every_further_head_keeps_its_softmax() -> None:
     [({"dp": 4, "pp": 2, "micro_batch": 2}, 2048, 49.8, 0.05), ({"tp": 8, "micro_batch": 4}, 128, 28.8, 0.16)],
 )
 def test_llama2_7b_on_h800(words: dict[str, Any], global_batch: int, measured_gb: float, within: float) -> None:
-    """Megatron-LM issue 482: allocations of two layouts at 4096 tokens, taken as those of the last rank, without communicators.
+    """Megatron-LM #482: allocations of two layouts at 4096 tokens, taken as those of the last rank, without communicators.
 
     Which kernels were fused is not said; unfused SwiGLU and rotary embedding alone would add a tenth on TP 8.
     """
@@ -441,7 +459,7 @@ def test_llama2_7b_on_h800(words: dict[str, Any], global_batch: int, measured_gb
 
 
 def test_memory_is_linear_in_tokens() -> None:
-    """torchtitan issue 1789: 16, 24 and 32 thousand tokens on a device lie on one line; twice the sequence is twice the batch."""
+    """torchtitan #1789: 16, 24 and 32 thousand tokens on a device lie on one line; twice the sequence is twice the batch."""
     peaks = [
         sum(priced("llama-3.1-8b", "hgx-h100", 64, s, tp=8, dp=1, recompute="full", micro_batch=b).stage_bytes[0].values())
         for s, b in ((4096, 4), (6144, 4), (4096, 8), (8192, 4))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from paraplan.cost_models.details import detail
 from paraplan.cost_models.network import Network
 from paraplan.cost_models.operators import Factors, Operator, head_operators, layer_operators
 from paraplan.cost_models.profile import load_profile
+from paraplan.cost_models.routing import Routing
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.planner import with_default_stages
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
@@ -132,7 +135,7 @@ def test_recompute_trades_time_for_memory(name: str) -> None:
             found = detail(cost, layout.model_copy(update={"recompute": choice, "stages": stages}))
             time_s.append(found.step_time_s)
             kept.append([terms["activations"] for terms in found.stage_bytes])
-        assert time_s == sorted(time_s), layout
+        assert all(a <= b * (1 + 1e-12) for a, b in pairwise(time_s)), layout
         for fewer, more in zip(kept[1:], kept, strict=False):
             assert all(a <= b * (1 + 1e-12) for a, b in zip(fewer, more, strict=True)), layout
 
@@ -157,6 +160,17 @@ def test_backward_of_a_gemm_is_two_gemms_of_its_own_shape() -> None:
     dgrad = Operator("dgrad", "gemm", zeros, m=8192.0, n=4096.0, k=512.0)
     wgrad = Operator("wgrad", "gemm", zeros, m=512.0, n=4096.0, k=8192.0)
     assert k.backward_s(gemm) == pytest.approx(k.forward_s(dgrad) + k.forward_s(wgrad))
+
+
+def test_gradients_of_experts_one_by_one_show_their_accumulation() -> None:
+    """Of each weight's FP32 buffer 4 bytes are read and 4 written where 2 were: 0.8 GB more for 16 experts of 2048 x 4096."""
+    one, grouped = (kernels("b200", name, "bf16") for name in ("megatron-bridge", "torchtitan"))
+    experts = Operator("fc1", "grouped_gemm", np.zeros(1), m=1024.0, n=4096.0, k=2048.0, groups=16.0)
+    apart = Kernels(one.accelerator, one.profile, one.stack.model_copy(update={"fused_accumulation": False}), "bf16")
+    rate = one.accelerator.memory_bandwidth_bytes_per_s.value * one.profile.memory_efficiency.value
+    assert one.wgrad_s(experts) - apart.wgrad_s(experts) == pytest.approx(6 * 16 * 4096 * 2048 / rate)
+    together = Kernels(grouped.accelerator, grouped.profile, grouped.stack.model_copy(update={"fused_accumulation": False}), "bf16")
+    assert grouped.wgrad_s(experts) == pytest.approx(together.wgrad_s(experts))
 
 
 def test_a_thin_gemm_takes_as_long_as_its_bytes() -> None:
@@ -241,23 +255,24 @@ def test_a_ring_is_paced_by_the_edge_between_servers() -> None:
 
 
 def test_deduplicated_tokens_cross_once_and_are_passed_on_inside() -> None:
-    """64 ranks on 8 servers, top-8 of uniform experts: per token 8·(1−(7/8)⁸) servers and 64·(1−(63/64)⁸) ranks are hit.
+    """64 ranks on 8 servers, top-8 of 256 experts: C(224, 8) / C(256, 8) of all choices leave out a server, C(252, 8) a rank.
 
     An eighth of the servers is a token's own; an eighth of the ranks hit are those it enters a server through.
     """
     net = network("hgx-h800", 64)
-    servers, ranks = 8 * (1 - (7 / 8) ** 8), 64 * (1 - (63 / 64) ** 8)
-    sent = net.dispatch_bytes(at(net, 64, 1), np.ones(1), 8, None, True)[:, 0]
+    servers, ranks = (n * (1 - comb(256 - 256 // n, 8) / comb(256, 8)) for n in (8, 64))
+    sent = net.dispatch_bytes(at(net, 64, 1), np.ones(1), Routing(8, 256), True)[:, 0]
     assert sent.tolist() == pytest.approx([ranks * 7 / 8, servers * 7 / 8])
-    every = net.dispatch_bytes(at(net, 64, 1), np.ones(1), 8, None, False)[:, 0]
+    every = net.dispatch_bytes(at(net, 64, 1), np.ones(1), Routing(8, 256), False)[:, 0]
     assert every.tolist() == pytest.approx([8 * 7 / 64, 8 * 56 / 64])
 
 
 def test_node_limited_routing_caps_servers_and_not_ranks() -> None:
     """DeepSeek-V3: 4 of 8 groups. On 8 servers a group is a server; on 8 ranks of one server it is a rank."""
-    net = network("hgx-h800", 64)
-    wide = net.dispatch_bytes(at(net, 64, 1), np.ones(1), 8, 4, True, 8)[:, 0]
-    ranks = 64 * (1 - (63 / 64) ** 8)
-    assert wide.tolist() == pytest.approx([ranks * 7 / 8, 4 * 7 / 8])
-    narrow = net.dispatch_bytes(at(net, 8, 1), np.ones(1), 8, 4, True, 8)[:, 0]
-    assert narrow.tolist() == pytest.approx([4 * 7 / 8, 0])
+    net, routing = network("hgx-h800", 64), Routing(8, 256, 4, 8)
+    wide = net.dispatch_bytes(at(net, 64, 1), np.ones(1), routing, True)[:, 0]
+    ranks = 32 * (1 - comb(124, 8) / comb(128, 8))
+    servers = 4 * (1 - comb(96, 8) / comb(128, 8))  # rarely, all of a token's experts are in three of its four
+    assert wide.tolist() == pytest.approx([ranks * 7 / 8, servers * 7 / 8])
+    narrow = net.dispatch_bytes(at(net, 8, 1), np.ones(1), routing, True)[:, 0]
+    assert narrow.tolist() == pytest.approx([servers * 7 / 8, 0])

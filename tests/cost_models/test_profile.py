@@ -15,7 +15,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from paraplan.cost_models import profile as profile_module
-from paraplan.cost_models.kernel_fit import DEVICES, GEMM_DTYPES, NCCL_TESTS, wire_and_hops
+from paraplan.cost_models.collective_fit import NCCL_TESTS, wire_and_hops
+from paraplan.cost_models.kernel_fit import DEVICES, GEMM_DTYPES
 from paraplan.cost_models.profile import (
     Fitted,
     Profile,

@@ -302,7 +302,7 @@ def test_false_alarms_are_counted_where_every_run_ran() -> None:
 
 # --- files ----------------------------------------------------------------------------------------------------------------------
 
-HEADER = ",".join((*NEEDED, "notes"))
+HEADER = ",".join((*NEEDED, "precision", "notes"))
 GOOD = ",llama-3.1-8b,H100,16,8192,128,1,2,1,bf16,"
 
 

@@ -13,7 +13,7 @@ import pytest
 from paraplan.cost_models.details import detail
 from paraplan.cost_models.memory import verdict
 from paraplan.cost_models.profile import load_profile
-from paraplan.cost_models.run_exclusions import EXCLUSIONS
+from paraplan.cost_models.run_exclusions import EXCLUSIONS, exclusions
 from paraplan.cost_models.run_files import read_runs
 from paraplan.cost_models.run_layouts import Job, job_of
 from paraplan.cost_models.run_models import model_spec, read_shapes
@@ -21,9 +21,10 @@ from paraplan.cost_models.run_splits import even_counts, split_of
 from paraplan.cost_models.run_statistics import Statistics, average_ranks, errors, regret, spearman
 from paraplan.cost_models.runs import VOCABULARY, Run, Unpriceable, meaning
 from paraplan.cost_models.step import CostModel
-from paraplan.cost_models.validation import Validation, outcomes_of, summarize, validate
+from paraplan.cost_models.validation import Outcome, Validation, outcomes_of, summarize, validate
 from paraplan.optimizer import InputError
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.reports.validation import worst
 from paraplan.search_spaces.inputs import catalog_names, load_model
 from paraplan.search_spaces.layout import Recompute, parse_offload, parse_sharding
 
@@ -68,6 +69,7 @@ def test_every_stack_and_cluster_of_the_vocabulary_is_in_the_catalog() -> None:
         ("precision", "mxfp8", "fp8 fp8"),
         ("precision", "fp8-cs", "fp8 fp8_tensor"),
         ("precision", "NVFP4", "fp4 fp4"),
+        ("precision", "", "bf16 bf16"),
         ("recompute", "", "none"),
         ("recompute", "full(block,32)", "full:block:32"),
         ("recompute", "full(block,1)+recompute-activation-function", "full:block:1"),
@@ -77,6 +79,8 @@ def test_every_stack_and_cluster_of_the_vocabulary_is_in_the_catalog() -> None:
         ("optimizer_sharding", "", "blank"),
         ("offload", "optimizer (CPU AdamW)", "optimizer:1"),
         ("moe_dispatcher", "flex:hybridep", "flex"),
+        ("compiled", "4 GPUs per node; torch.compile=False; grad_accum=4", "no"),
+        ("compiled", "4 GPUs per node; torch.compile=True", "yes"),
         ("overlap.tp", "tp+grad-reduce+param-gather+p2p", "on"),
         ("overlap.tp", "grad-reduce+param-gather", "off"),
         ("overlap.tp", "none (vanilla TP)", "off"),
@@ -188,6 +192,29 @@ def test_rows_that_cannot_be_priced_say_why(runs: dict[str, Run], cells: dict[st
         job(runs["korthikanti-t5-175b-full"], **cells)
 
 
+def test_a_run_that_does_not_tell_its_precision_was_in_bf16(runs: dict[str, Run]) -> None:
+    known, blank = (job(runs["korthikanti-t5-175b-full"], precision=cell) for cell in ("bf16", ""))
+    assert blank.problem == known.problem and blank.layout == known.layout
+    assert set(blank.notes) - set(known.notes) == {"precision is not told: BF16 assumed"}
+
+
+def test_notes_tell_of_eager_kernels_and_of_a_fused_dispatch(runs: dict[str, Run]) -> None:
+    eager = job(runs["titan-t1-0"], notes="torch.compile=False").problem.stack
+    assert set(eager.eager_kernels) == {"norm", "activation", "rotary", "loss"}
+    words = {"model": "qwen3-30b-a3b", "num_accelerators": "64", "ep": "8", "dp": "", "global_batch": "64", "cuda_graphs": ""}
+    words |= {"software": "Megatron-Bridge v0.1.0rc4", "moe_dispatcher": ""}
+    jobs = [job(runs["korthikanti-t5-175b-full"], **words, notes=notes) for notes in ("(dropless)", "(tokendrop)")]
+    assert [one.problem.stack.moe_dispatcher for one in jobs] == ["flex", "alltoall"]
+
+
+def test_the_worst_rows_show_how_far_off_they_are(runs: dict[str, Run]) -> None:
+    times = ((3e-4, 1.0), (0.47, 1.0), (250.0, 1.0))
+    run = runs["korthikanti-t5-175b-full"]
+    off = [Outcome(run, predicted_step_time_s=predicted, measured_step_time_s=measured) for predicted, measured in times]
+    shown = {line[1] for line in worst(summarize(off), of_each=3)}
+    assert shown == {"0.0003", "0.47", "250"}
+
+
 def test_an_unknown_family_is_priced_with_a_stack_of_its_software(runs: dict[str, Run]) -> None:
     new = job(runs["korthikanti-t5-175b-full"], family="somebody", software="Megatron-LM of our own")
     assert new.problem.stack.name == "megatron-lm"
@@ -286,6 +313,12 @@ def test_structural_rules_are_listed_and_never_read_an_error(found: Validation) 
     assert all(re.fullmatch(r"[a-z0-9-]+", rule.id) for rule in EXCLUSIONS)
 
 
+def test_a_run_that_its_source_calls_a_regression_is_not_counted(runs: dict[str, Run]) -> None:
+    said = job(runs["korthikanti-t5-175b-full"], notes="footnote: known regression/unoptimised mapping (see doc)")
+    assert "known-regression" in exclusions(said)
+    assert "known-regression" not in exclusions(job(runs["korthikanti-t5-175b-full"], notes="regression tests pass"))
+
+
 @pytest.mark.parametrize(
     ("family", "split", "median", "worst_spearman"),
     # Aleph Alpha's eight rows are of its 13B model: two stages of it cost more, and its gradients less, than those of the 30B one.
@@ -339,9 +372,7 @@ def test_recorded_errors_of_peak_memory_have_not_grown(
     assert peak is not None and peak.median <= RECORDED[family][1]
 
 
-@pytest.mark.parametrize(
-    ("split", "precision", "recall", "sure_accuracy"), [("fit", 0.97, 0.955, 0.98), ("test", 0.97, 0.88, 0.94)]
-)
+@pytest.mark.parametrize(("split", "precision", "recall", "sure_accuracy"), [("fit", 0.96, 0.99, 0.98), ("test", 0.97, 0.91, 0.94)])
 def test_recorded_verdicts_on_published_runs_have_not_grown_worse(
     memory_cells: dict[tuple[str, str], Statistics], split: str, precision: float, recall: float, sure_accuracy: float
 ) -> None:

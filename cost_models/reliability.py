@@ -1,0 +1,181 @@
+"""How often a job fails, how often it should be saved, and what share of its time is left for training.
+
+The interval between checkpoints balances the time spent saving against the work lost at a failure: J. W. Young, "A first order
+approximation to the optimum checkpoint interval", CACM 17(9), 1974; J. T. Daly, "A higher order estimate of the optimum checkpoint
+interval for restart dumps", FGCS 22(3), 2006.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..search_spaces.cluster import ClusterSpec, Figure
+from ..search_spaces.layout import Floats, Ints
+
+SECONDS_PER_DAY = 24 * 3600.0
+SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
+
+Values = float | Floats | Ints
+
+
+def unit_counts(cluster: ClusterSpec, devices: Values) -> tuple[Values, Values, Values]:
+    """Devices, servers and supernodes of a job, a unit being filled before the next is begun; broadcasts."""
+    supernode = next(level.size or 1 for level in cluster.levels if level.name == cluster.supernode)
+    return devices, -(-devices // server_size(cluster)), -(-devices // supernode)
+
+
+def server_size(cluster: ClusterSpec) -> int:
+    """Devices of a server: of the level called so, else of the innermost one."""
+    named = (level.size for level in cluster.levels if level.name in ("server", "node", "host"))
+    return next(named, None) or cluster.levels[0].size or 1
+
+
+def failure_rate(cluster: ClusterSpec, devices: Values) -> Floats | None:
+    """Failures per second of jobs on so many devices, of devices, servers and supernodes together; None where no rate is known."""
+    rates = cluster.failures
+    figures = (rates.device_per_year, rates.server_per_year, rates.supernode_per_year)
+    counts = unit_counts(cluster, devices)
+    known = [figure.value * count for figure, count in zip(figures, counts, strict=True) if figure is not None]
+    return np.asarray(sum(known[1:], known[0]) / SECONDS_PER_YEAR, dtype=np.float64) if known else None
+
+
+def failures_per_s(cluster: ClusterSpec, devices: int) -> float | None:
+    """The same of one job."""
+    rate = failure_rate(cluster, devices)
+    return None if rate is None else float(rate)
+
+
+def yearly_rate(mtbf_s: float, devices: int) -> float:
+    """Failures per device and year at which a job on so many devices fails every `mtbf_s`."""
+    return SECONDS_PER_YEAR / mtbf_s / devices
+
+
+def young_interval_s(save_s: float, mtbf_s: float) -> float:
+    """√(2·C·M): seconds of work between checkpoints that take `save_s`, failures being `mtbf_s` apart (Young 1974)."""
+    return math.sqrt(2.0 * save_s * mtbf_s)
+
+
+def daly_interval_s(save_s: float, mtbf_s: float) -> float:
+    """Young's interval to higher order, less the save itself (Daly 2006, equation 37); M where a save takes over twice that."""
+    if save_s >= 2.0 * mtbf_s:
+        return mtbf_s
+    ratio = math.sqrt(save_s / (2.0 * mtbf_s))
+    return young_interval_s(save_s, mtbf_s) * (1.0 + ratio / 3.0 + ratio * ratio / 9.0) - save_s
+
+
+def best_interval_s(save_s: Values, mtbf_s: Values) -> Floats:
+    """The interval that loses least, exactly: T = M·(1 + W₀(−e^(−1−C/M))), W₀ being Lambert's function; broadcasts.
+
+    Where the derivative of (e^((T+C)/M) − 1)/T (Daly 2006, equation 20) is zero, x = T/M solves −x − ln(1−x) = C/M. The left side
+    is convex and rising, so Newton's steps from the right of the root come down to it.
+    """
+    save, mtbf = np.broadcast_arrays(np.asarray(save_s, dtype=np.float64), np.asarray(mtbf_s, dtype=np.float64))
+    ratio = save / mtbf
+    x = np.minimum(np.sqrt(2.0 * ratio), -np.expm1(-1.0 - ratio))  # both are at or beyond the root
+    for _ in range(64):
+        x = np.where(x > 0, x - (-x - np.log1p(-x) - ratio) * (1.0 - x) / np.where(x > 0, x, 1.0), 0.0)
+    return np.asarray(mtbf * x)
+
+
+def lost_share(interval_s: float, save_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
+    """Share of the time of a long job that saving, redone work and restarts take, work being saved every `interval_s`.
+
+    Expected time per interval with exponential failures, M·e^(R/M)·(e^((T+C)/M) − 1), against the T of work in it (Daly 2006,
+    equation 20).
+    """
+    exponent = (interval_s + save_s) / mtbf_s
+    if exponent > 500.0:
+        return 1.0
+    spent = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1(exponent)
+    return 1.0 - interval_s / spent
+
+
+def time_over_work(save_s: Values, drain_s: Values, restart_s: Values, mtbf_s: Values) -> Floats:
+    """Expected time over training time at the best interval, 1 or more; broadcasts.
+
+    Daly's equation 20 at `kept_interval_s`. A checkpoint counts only once it has drained to where a failure cannot reach it. With
+    intervals of T+C between failures M apart, E⌊(X−D)/(T+C)⌋⁺ = e^(−D/M)/(e^((T+C)/M) − 1) of them count: the drain D weighs
+    exactly as if restarts took that much longer.
+    """
+    interval, save, mtbf = np.broadcast_arrays(kept_interval_s(save_s, drain_s, mtbf_s), save_s, mtbf_s)
+    whole = np.where(interval > 0, interval, 1.0)
+    per_work = np.where(interval > 0, mtbf * np.expm1(np.minimum((interval + save) / mtbf, 500.0)) / whole, 1.0)
+    return np.asarray(per_work * np.exp(np.minimum((np.asarray(restart_s) + drain_s) / mtbf, 100.0)))
+
+
+def kept_interval_s(save_s: Values, drain_s: Values, mtbf_s: Values) -> Floats:
+    """The best interval, no shorter than a checkpoint takes to drain: the next one would wait for it; broadcasts."""
+    return np.asarray(np.maximum(best_interval_s(save_s, mtbf_s), drain_s))
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What saving, draining and coming back take on a cluster: seconds per byte of a device, and the fixed part.
+
+    `copy_bytes_per_s` is a device's way to its host's memory, `store_bytes_per_s` its share of the distributed storage,
+    `spread_bytes_per_s` what it receives of other devices once states have been read; `restart_s` detection, rescheduling and
+    start-up.
+    """
+
+    copy_bytes_per_s: float
+    store_bytes_per_s: float
+    spread_bytes_per_s: float
+    restart_s: float
+    told: tuple[tuple[str, Figure], ...]  # the figures behind it, by name
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec) -> Recovery | None:
+        """That of a cluster; None where its YAML lacks `storage` or `failures.restart_s`."""
+        if cluster.storage is None or cluster.failures.restart_s is None:
+            return None
+        rates = cluster.failures
+        told: dict[str, Any] = {
+            "failures device_per_year": rates.device_per_year,
+            "failures server_per_year": rates.server_per_year,
+            "failures supernode_per_year": rates.supernode_per_year,
+            "failures restart_s": rates.restart_s,
+            "storage bandwidth_bytes_per_s": cluster.storage.bandwidth_bytes_per_s,
+        }
+        return cls(
+            cluster.host_link.bandwidth_bytes_per_s.value,
+            cluster.storage.bandwidth_bytes_per_s.value,
+            cluster.levels[-1].bandwidth_bytes_per_s.value,
+            cluster.failures.restart_s.value,
+            tuple((name, figure) for name, figure in told.items() if figure is not None),
+        )
+
+    def save_s(self, resident_bytes: Values) -> Floats:
+        """Seconds that training waits for a save: the fullest device's states go to its host, but for those that are there."""
+        return np.asarray(np.asarray(resident_bytes) / self.copy_bytes_per_s)
+
+    def drain_s(self, state_bytes: Values, devices: Values) -> Floats:
+        """Seconds until the host's copy is in the storage, all devices writing their share of it, training going on."""
+        return np.asarray(np.asarray(state_bytes) / (self.store_bytes_per_s * np.asarray(devices)))
+
+    def back_s(self, state_bytes: Values, held_bytes: Values, devices: Values) -> Floats:
+        """Seconds from a failure to the next step: restart, one read of the states, and their way to all that hold them."""
+        read = self.drain_s(state_bytes, devices)
+        return np.asarray(self.restart_s + read + np.asarray(held_bytes) / self.spread_bytes_per_s)
+
+
+def spares(failures_per_day: float, repair_days: float, confidence: float = 0.99) -> int:
+    """Least number of spare units with which, `confidence` of the time, as many are there as are being repaired.
+
+    Units in repair are Poisson with mean rate × repair time (M/G/∞, Palm 1938), whatever the distribution of repairs.
+    """
+    mean = failures_per_day * repair_days
+    if mean > 700.0:  # e^−mean is 0 in doubles; the normal limit with continuity correction is within a unit there
+        from statistics import NormalDist
+
+        return math.ceil(mean + NormalDist().inv_cdf(confidence) * math.sqrt(mean) - 0.5)
+    term = total = math.exp(-mean)
+    count = 0
+    while total < confidence:
+        count += 1
+        term *= mean / count
+        total += term
+    return count

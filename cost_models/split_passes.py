@@ -1,0 +1,142 @@
+"""What schedules that split or pair their passes ask of a layout beyond its loads: the times of weight gradients, the messages that
+hide in pairs, and what stages hold until weight gradients are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ..search_spaces.layout import Floats, Ints
+from .layers import DP, EP, LayerModel
+from .loads import Cuts, Loads, saved_by_turns
+from .operation import BF16, Factors, Operator
+from .replay import reduced, stage_ends_s
+from .rows import Rows
+from .schedules import INTERLEAVED, SPLIT, Schedule, stage_chunks, stage_share, usual_schedule
+from .sharding import ZERO2, ZERO3
+from .timeline import Work
+
+GEMMS = ("gemm", "grouped_gemm")
+
+
+def by_replay(rows: Rows) -> bool:
+    """Whether rows that share pp, vpp and schedule are priced by a replay: their passes are split or paired, or groups are odd."""
+    pp, _, schedule = rows.shape
+    return schedule in SPLIT or (schedule == INTERLEAVED and bool((rows.column("num_microbatches") % pp).any()))
+
+
+def stage_loads(rows: Rows, chunks: Loads) -> Loads:
+    """Chunks (n, pp·vpp) put together to the stages that hold them, (n, pp), with the work of a mean micro-batch.
+
+    A stage that holds both ends of the model needs no second embedding for its head or for MTP (arXiv 2412.19437, 3.2.1).
+    """
+    pp, vpp, schedule = rows.shape
+    place, share = stage_chunks(schedule, pp, vpp), stage_share(schedule)
+    forward, backward, dense, expert, saved = (each[:, place].sum(axis=1) for each in chunks.columns)
+    if rows.second_embedding and pp > 1:
+        both_ends = (place == 0).any(axis=0) & (place == pp * vpp - 1).any(axis=0)
+        dense = dense - both_ends * rows.pieces.pieces["embedding"].dense_weights[rows.factor][:, None]
+    if schedule == INTERLEAVED and not by_replay(rows):
+        saved = saved_by_turns(chunks.saved_bytes, rows.column("num_microbatches"), pp, vpp, np.arange(pp))
+    return Loads(share * forward, share * backward, dense, expert, saved, chunks.experts)
+
+
+def pass_times(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Work:
+    """What the passes of every chunk take, (pp·vpp, n): weight gradients apart, and the EP messages that a pair can hide."""
+    weight = over_chunks(rows, cuts, {name: _weight_s(layers, name, rows) for name in _names(rows)})
+    pieces = rows.pieces.pieces
+    forward = over_chunks(rows, cuts, {name: pieces[name].forward_s[EP][rows.factor] for name in _names(rows)})
+    backward = over_chunks(rows, cuts, {name: pieces[name].backward_s[EP][rows.factor] for name in _names(rows)})
+    again = over_chunks(rows, cuts, {name: pieces[name].recompute_s[EP][rows.factor] for name in rows.pieces.names}, rows.depth)
+    return Work(chunks.forward_s.T, chunks.backward_s.T, np.minimum(weight, chunks.backward_s).T, (forward.T, (backward + again).T))
+
+
+def pipeline_ends_s(rows: Rows, work: Work) -> Floats:
+    """When every stage has done its last pass, (n, pp) seconds, for rows that share pp, vpp and schedule."""
+    pp, vpp, schedule = rows.shape
+    splits = rows.problem.stack.split_backward
+    return stage_ends_s(schedule, pp, vpp, work, rows.p2p_s, rows.column("num_microbatches"), splits).T
+
+
+def held_bytes(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Floats:
+    """Activations that every stage holds at its fullest, (n, pp): whole ones until a backward pass, and what weight gradients need
+    until these.
+    """
+    pp, vpp, schedule = rows.shape
+    kept, place = kept_bytes(layers, rows, cuts), stage_chunks(schedule, pp, vpp)
+    found = np.empty((len(rows), pp))
+    counts = np.array([reduced(schedule, pp, m) for m in rows.column("num_microbatches").tolist()])
+    for count in np.unique(counts).tolist():
+        mine, order = counts == count, usual_schedule(schedule, pp, vpp, count, rows.problem.stack.split_backward)
+        for stage in range(pp):
+            each = np.concatenate([chunks.saved_bytes[mine][:, place[:, stage]], kept[mine][:, place[:, stage]]], axis=1)
+            found[mine, stage] = (each @ order.held(stage).T).max(axis=1)
+    return found
+
+
+def kept_bytes(layers: LayerModel, rows: Rows, cuts: Cuts) -> Floats:
+    """What every chunk keeps of a micro-batch from its input's gradient to its weights', (n, pp·vpp)."""
+    return over_chunks(rows, cuts, {name: _kept_bytes(layers, name, rows) for name in _names(rows)})
+
+
+def recompute_s(rows: Rows, cuts: Cuts) -> Floats:
+    """What of every chunk's backward pass is recompute, (n, pp·vpp) seconds."""
+    pieces = rows.pieces.pieces
+    return over_chunks(rows, cuts, {name: pieces[name].again_s[rows.factor] for name in rows.pieces.names}, rows.depth)
+
+
+def hidden_s(order: Schedule, work: Work, stage: int) -> float:
+    """Seconds that the pairs of a stage take less than their passes would one after the other; `work` of one row."""
+    beside = np.flatnonzero(order.paired[stage])
+    forward, backward = order.chunk[stage][beside - 1], order.chunk[stage][beside]
+    saved = (work.forward_s[f] + work.backward_s[b] - work.of_pair(f, b) for f, b in zip(forward, backward, strict=True))
+    return float(sum(saved))
+
+
+def _names(rows: Rows) -> tuple[str, ...]:
+    return (*rows.pieces.names, "embedding", "head")
+
+
+def over_chunks(rows: Rows, cuts: Cuts, each: Mapping[str, Floats], depth: Ints | None = None) -> Floats:
+    """Figures per piece (n,) summed over what every chunk holds, (n, chunks); with `depth` over that many first layers of each."""
+    start, stop = cuts[:, :-1], cuts[:, 1:]
+    if depth is not None:
+        stop = np.minimum(start + np.minimum(depth, len(rows.pieces.blocks))[:, None], stop)
+    total = np.zeros((len(rows), start.shape[1]))
+    for name in rows.pieces.names:
+        running = rows.pieces.running[name]
+        total += (running[stop] - running[start]) * each[name][:, None]
+    for name, chunk in (("embedding", 0), ("head", -1)):
+        if name in each:
+            total[:, chunk] += each[name]
+    return total
+
+
+def _weight_s(layers: LayerModel, name: str, rows: Rows) -> Floats:
+    """Seconds of a piece's weight gradients, to add them up, and under FSDP to scatter them, (n,)."""
+    piece, sharding = rows.pieces.pieces[name], rows.column("sharding")
+    added = layers.accumulation_s((piece.dense_weights + piece.expert_weights)[rows.factor])
+    sent = rows.problem.stack.sent_gradient_bytes
+    scattered = np.where(sharding == ZERO2, 1.0, np.where(sharding >= ZERO3, sent / (sent + BF16), 0.0))  # the rest gathers weights
+    sends = scattered * piece.backward_s[DP][rows.factor]
+    return np.asarray(_over_gemms(layers, name, rows, lambda op, f: layers.kernels.wgrad_s(op)) + added + sends)
+
+
+def _kept_bytes(layers: LayerModel, name: str, rows: Rows) -> Floats:
+    """What a piece keeps from its input's gradient to its weights', (n,): inputs and outputs' gradients of all GEMMs, 32·s·b·h for
+    a plain layer (2401.10241, section 2.3). Where TP gathers an input its rank's share is kept, and gathered once more.
+    """
+
+    def kept(op: Operator, f: Factors) -> Floats:
+        shared = any(m.dimension == "tp" and m.collective == "all_gather" and np.any(m.forward) for m in op.messages)
+        width = BF16 if op.high_precision else f.linear_bytes
+        return np.asarray(op.groups * op.m * (width * op.k / (f.sp if shared else 1.0) + BF16 * op.n))
+
+    return _over_gemms(layers, name, rows, kept)
+
+
+def _over_gemms(layers: LayerModel, name: str, rows: Rows, figure: Callable[[Operator, Factors], Floats]) -> Floats:
+    factors = layers.factors(rows.table)
+    return np.asarray(sum((figure(op, factors) for op in layers.operators(name, factors) if op.kind in GEMMS), factors.zeros))
