@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ...search_spaces.errors import InputError
+from ...search_spaces.errors import Infeasible, InputError
 from ..result import Plan
 from ..writing import write_folder
-from . import megatron_lm, mindspeed_llm
+from . import deepspeed, job, megatron_bridge, megatron_lm, mindformers, mindspeed_llm, process_groups, torchtitan
 
-__all__ = ["EXPORTERS", "export", "render"]
+__all__ = ["EXPORTERS", "export", "render", "render_if_possible"]
 
 EXPORTERS: dict[str, Callable[[Plan, str | None], dict[str, str]]] = {
-    megatron_lm.FRAMEWORK: megatron_lm.files,
-    mindspeed_llm.FRAMEWORK: mindspeed_llm.files,
+    module.FRAMEWORK: module.files
+    for module in (megatron_lm, megatron_bridge, mindspeed_llm, mindformers, torchtitan, deepspeed, job, process_groups)
 }
 """Framework → function from a plan and a version to file name → text. A new exporter is one entry."""
 
@@ -30,6 +30,18 @@ def render(plan: Plan, framework: str, framework_version: str | None = None) -> 
     stack = plan.problem.stack
     version = framework_version or (stack.version if stack.framework == framework else None)
     return EXPORTERS[framework](plan, version)
+
+
+def render_if_possible(plan: Plan, framework: str, framework_version: str | None = None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The files of `render` and no words; or no files and why not, in sentences, for whoever has more to write than them."""
+    if framework not in EXPORTERS:
+        return {}, (f"no launch files: {framework} has no exporter",)
+    try:
+        return render(plan, framework, framework_version), ()
+    except Infeasible as error:
+        return {}, tuple(f"no launch files: {sentence}" for sentence in (error.reasons or (error.summary,)))
+    except InputError as error:
+        return {}, (f"no launch files: {error}",)
 
 
 def export(plan: Plan, framework: str, directory: Path, framework_version: str | None = None) -> list[Path]:

@@ -1,17 +1,19 @@
-"""The launch script that the Megatron family shares: a header in words, variables, flags in arrays, and torchrun."""
+"""Launch scripts: a header in words, variables, a check of the number of processes, and the command that starts the framework."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ...search_spaces.layout import Layout
-from ..ranks import devices_per_server
-from ..result import Plan
+from ..result import PricedLayout
+from .request import Request
 
 WIDTH = 112
+SAVE_INTERVAL = 500
+"""Steps between checkpoints where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -21,51 +23,63 @@ class Variable:
     name: str
     meaning: str
     default: str | None = None
+    kind: type[str] | type[int] | type[float] = str
 
 
 @dataclass(frozen=True)
 class Script:
-    """All that a launch script is made of. `flags` are plain values; `open_flags` name variables, and are quoted as such."""
+    """All that a launch script is made of.
 
-    framework: str
-    home: str  # variable that holds the framework's folder
-    environment: Mapping[str, str | None]  # None: must not be set
+    `arrays` are words as they stand, `open_arguments` pairs of an option and the variable that holds its value. `command` is the
+    framework's own part of the last command, in the shell's words; `launcher` starts the processes.
+    """
+
+    command: Sequence[str]
     variables: Sequence[Variable]
-    flags: Mapping[str, Sequence[tuple[str, ...]]]
-    open_flags: Sequence[tuple[str, str]]
-    notes: Sequence[str]
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # None: must not be set
+    arrays: Mapping[str, Sequence[tuple[str, ...]]] = field(default_factory=dict)
+    open_arguments: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    before: Sequence[str] = ()  # lines of shell that prepare the launch
+    takes_options: bool = True  # arguments of the script are the framework's options
+    launcher: Sequence[str] = (
+        'torchrun --nnodes "${NNODES}" --nproc-per-node "${NPROC_PER_NODE}" --node-rank "${NODE_RANK}"',
+        '--master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}"',
+    )
 
 
-def launch_script(plan: Plan, script: Script) -> str:
-    """The script's text: it stops before anything runs if a variable is missing or the number of processes is not the plan's."""
-    layout = plan.plan.layout
-    per_server = devices_per_server(plan.problem.cluster, layout.devices)
-    servers = layout.devices // per_server
+def launch_script(asked: Request, script: Script) -> str:
+    """The script's text: it stops before anything runs if variables are missing or the number of processes is not the plan's."""
+    devices = asked.layout.devices
+    servers = devices // asked.per_server
+    arrays = [*script.arrays, *(["OPEN_ARGS"] if script.open_arguments else [])]
+    command = [*script.launcher, *script.command, *(f'"${{{name}[@]}}"' for name in arrays)]
+    command += ['"$@"'] if script.takes_options else []
+    needs_here = "${HERE}" in " ".join([*command, *script.before])
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            *_comment(_summary(plan, script)),
+            *commented(_summary(asked, script)),
             "",
             "set -euo pipefail",
-            "",
+            'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"' if needs_here else "",
             *_environment(script.environment),
             *_variables(script, servers),
             "",
-            *_processes(servers, per_server, layout.devices),
+            *_processes(servers, asked.per_server, devices),
             "",
-            *_arrays(script.flags),
-            "OPEN_ARGS=(",
-            *(f'  {option} "${{{name}}}"' for option, name in script.open_flags),
-            ")",
-            "",
-            *_torchrun(script),
+            *_arrays(script.arrays),
+            *_open(script.open_arguments),
+            *script.before,
+            " \\\n  ".join(["exec " + command[0], *command[1:]]),
             "",
         ]
     )
 
 
-def layout_words(layout: Layout) -> str:
+def layout_words(priced: PricedLayout) -> str:
     """The layout on one line, in the words of the project."""
+    layout = priced.layout
     words = [
         f"tp {layout.tp} · cp {layout.cp} · pp {layout.pp} · dp {layout.dp}",
         f"ep {layout.ep} · etp {layout.etp} · edp {layout.edp}",
@@ -79,44 +93,69 @@ def layout_words(layout: Layout) -> str:
     return "; ".join(words)
 
 
-def _summary(plan: Plan, script: Script) -> list[str]:
-    problem, priced = plan.problem, plan.plan
-    layout, memory, workload = priced.layout, priced.memory, problem.workload
-    low, high = priced.step_time_interval_s
-    required = [variable for variable in script.variables if variable.default is None]
-    return [
-        f"{problem.model.name} on {layout.devices} x {problem.cluster.accelerator.name} ({problem.cluster.name}), for "
-        f"{script.framework}; written by paraplan {plan.paraplan}.",
-        "",
-        f"Layout: {layout_words(layout)}.",
-        f"Batch: {workload.global_batch} sequences of {workload.seq_len} tokens, {workload.precision}.",
+def origin(asked: Request) -> str:
+    """What was planned, and for which software, in a sentence."""
+    cluster, model = asked.problem.cluster, asked.spec.name
+    return (
+        f"{model} on {asked.layout.devices} x {cluster.accelerator.name} ({cluster.name}), for {asked.speaks.title}; written by "
+        f"paraplan {asked.plan.paraplan}."
+    )
+
+
+def batch_words(asked: Request) -> str:
+    """Batch, sequence and precision, which no exporter changes."""
+    workload = asked.problem.workload
+    return f"Batch: {workload.global_batch} sequences of {workload.seq_len} tokens, {workload.precision}."
+
+
+def predicted(asked: Request) -> str:
+    """What the plan promises, in a sentence."""
+    priced = asked.plan.plan
+    (low, high), memory = priced.step_time_interval_s, priced.memory
+    return (
         f"Predicted: {priced.step_time_s:.3g} s per step ({low:.3g} to {high:.3g}), MFU {priced.mfu:.1%}, fullest stage "
-        f"{memory.peak_gib:.1f} of {memory.usable_gib:.1f} GiB usable ({memory.verdict}).",
-        "",
-        "Set before launch, the same on every server: " + "; ".join(f"{v.name} ({v.meaning})" for v in required) + ".",
-        f"On each server: NODE_RANK. {_host_order(plan)}",
-        "Further options of the framework may be given as arguments of this script; they come last and win.",
-        *(f"Note: {note}" for note in script.notes),
-    ]
+        f"{memory.peak_gib:.1f} of {memory.usable_gib:.1f} GiB usable ({memory.verdict})."
+    )
 
 
-def _host_order(plan: Plan) -> str:
-    cluster, devices = plan.problem.cluster, plan.plan.layout.devices
-    per_server = devices_per_server(cluster, devices)
-    if per_server == devices:
+def host_order(asked: Request) -> str:
+    """In which order servers must be numbered for the groups to lie where the plan put them."""
+    cluster, devices = asked.problem.cluster, asked.layout.devices
+    if asked.per_server == devices:
         return "There is one server, number 0."
-    if cluster.allocated_sizes(devices)[[level.name for level in cluster.levels].index(cluster.supernode)] == per_server:
+    sizes = cluster.allocated_sizes(devices)
+    if sizes[[level.name for level in cluster.levels].index(cluster.supernode)] == asked.per_server:
         return "Servers that share a switch should have numbers that follow each other."
     return f"Servers of one {cluster.supernode} must have numbers that follow each other: the layout was placed in that order."
 
 
-def _comment(lines: Iterable[str]) -> list[str]:
-    """Comment lines; names come from the user's files, so nothing but printable text on commented lines gets through."""
-    comments = []
-    for line in lines:
-        clean = " ".join("".join(c if c.isprintable() else " " for c in line).split())
-        comments += [f"# {piece}".rstrip() for piece in textwrap.wrap(clean, WIDTH) or [""]]
-    return comments
+def printable(text: str) -> str:
+    """Text on one line; names come from the user's files, so nothing but printable characters gets through."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def commented(lines: Iterable[str]) -> list[str]:
+    """Words as lines of comment, for a shell or for Python."""
+    return [f"# {piece}".rstrip() for line in lines for piece in textwrap.wrap(printable(line), WIDTH) or [""]]
+
+
+def _summary(asked: Request, script: Script) -> list[str]:
+    required = [variable for variable in script.variables if variable.default is None]
+    return [
+        origin(asked),
+        "",
+        f"Layout: {layout_words(asked.plan.plan)}.",
+        batch_words(asked),
+        predicted(asked),
+        "",
+        "Set before launch, the same on every server: " + "; ".join(f"{v.name} ({v.meaning})" for v in required) + ".",
+        f"On each server: NODE_RANK. {host_order(asked)}",
+        *(
+            ["Further options of the framework may be given as arguments of this script; they come last and win."]
+            * script.takes_options
+        ),
+        *(f"Note: {note}" for note in script.notes),
+    ]
 
 
 def _environment(environment: Mapping[str, str | None]) -> list[str]:
@@ -124,21 +163,24 @@ def _environment(environment: Mapping[str, str | None]) -> list[str]:
 
 
 def _variables(script: Script, servers: int) -> list[str]:
-    required = [variable.name for variable in script.variables if variable.default is None]
+    """All that is missing is said at once, each with its meaning."""
+    required = {v.name: v.meaning for v in script.variables if v.default is None}
     if servers > 1:
-        required += ["MASTER_ADDR", "NODE_RANK"]
+        required |= {"MASTER_ADDR": "address of server 0", "NODE_RANK": f"number of this server, 0 to {servers - 1}"}
+    defaults = {"MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0"} if servers == 1 else {}
+    defaults |= {v.name: v.default for v in script.variables if v.default is not None}
+    defaults["MASTER_PORT"] = "29500"
+    names = [*required, *defaults]
     return [
         "",
-        f"for name in {' '.join(required)}; do",
-        '  if [ -z "${!name:-}" ]; then',
-        '    echo "set ${name} first: the top of this script says what it is" >&2',
-        "    exit 2",
-        "  fi",
-        "done",
-        *(f'{v.name}="${{{v.name}:-{v.default}}}"' for v in script.variables if v.default is not None),
-        *(['MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}"', 'NODE_RANK="${NODE_RANK:-0}"'] if servers == 1 else []),
-        'MASTER_PORT="${MASTER_PORT:-29500}"',
-        f'{script.home}="${{{script.home}:-.}}"',
+        "missing=0",
+        "need() {",
+        '  if [ -z "${!1:-}" ]; then echo "set $1: $2" >&2; missing=1; fi',
+        "}",
+        *(f"need {name} {shlex.quote(meaning)}" for name, meaning in required.items()),
+        'if [ "${missing}" -ne 0 ]; then exit 2; fi',
+        *(f'{name}="${{{name}:-{default}}}"' for name, default in defaults.items()),
+        *(f"export {line}" for line in textwrap.wrap(" ".join(names), WIDTH)),
     ]
 
 
@@ -159,23 +201,18 @@ def _processes(servers: int, per_server: int, devices: int) -> list[str]:
 
 def _arrays(groups: Mapping[str, Sequence[tuple[str, ...]]]) -> list[str]:
     lines = []
-    for name, flags in groups.items():
-        lines += [f"{name}=(", *("  " + " ".join(_quote(word) for word in flag) for flag in flags), ")"]
+    for name, settings in groups.items():
+        lines += [f"{name}=(", *("  " + " ".join(_quote(word) for word in words) for words in settings), ")"]
     return lines
+
+
+def _open(arguments: Sequence[tuple[str, str]]) -> list[str]:
+    if not arguments:
+        return []
+    return ["OPEN_ARGS=(", *(f'  {option} "${{{name}}}"' for option, name in arguments), ")", ""]
 
 
 def _quote(word: str) -> str:
     """A word as the shell reads it back; a bare comma in an array is what shellcheck takes for a slip."""
-    return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
-
-
-def _torchrun(script: Script) -> list[str]:
-    arrays = [*script.flags, "OPEN_ARGS"]
-    return [
-        "exec torchrun \\",
-        '  --nnodes "${NNODES}" --nproc-per-node "${NPROC_PER_NODE}" --node-rank "${NODE_RANK}" \\',
-        '  --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \\',
-        f'  "${{{script.home}}}/pretrain_gpt.py" \\',
-        *(f'  "${{{name}[@]}}" \\' for name in arrays),
-        '  "$@"',
-    ]
+    quoted = shlex.quote(word)
+    return f"'{word}'" if quoted == word and re.search("[,{}]", word) else quoted

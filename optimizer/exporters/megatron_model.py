@@ -1,4 +1,4 @@
-"""A ModelSpec as flags of Megatron's GPT model, which MindSpeed-LLM shares.
+"""A ModelSpec as settings of Megatron's GPT model, which MindSpeed-LLM and Megatron-Bridge share.
 
 Megatron builds one kind of attention and one of MLP or MoE, with a few patterns over the layers. What does not fit is refused in
 a sentence: a near miss would train another model.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
 
 from ...search_spaces.errors import Infeasible
-from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import Attention, DenseMlp, LatentAttention, LinearAttention, ModelSpec, MoeMlp
-from .knobs import Dialect
-
-Flags = list[tuple[str, ...]]
+from .knobs import Dialect, Settings
+from .request import Request, refusal
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,21 @@ class Architecture:
         return isinstance(self.attention, LatentAttention) and self.attention.indexer_heads > 0
 
     @property
+    def gated(self) -> bool:
+        """Whether the feed-forward parts are gated."""
+        return all(part.gated for part in (self.dense, self.moe) if part)
+
+    @property
     def kv_heads(self) -> int:
         return self.attention.kv_heads if isinstance(self.attention, Attention) else self.attention.heads
+
+
+class MegatronRequest(Request):
+    """A plan on its way to a framework that builds Megatron's GPT model."""
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        return architecture(self.spec)
 
 
 def architecture(spec: ModelSpec) -> Architecture:
@@ -69,11 +80,6 @@ def architecture(spec: ModelSpec) -> Architecture:
         is_linear=tuple(isinstance(layer.mixer, LinearAttention) for layer in layers),
         is_moe=tuple(isinstance(layer.mlp, MoeMlp) for layer in layers),
     )
-
-
-def refusal(summary: str, reasons: Sequence[str]) -> Infeasible:
-    """One error that says everything: the reasons are kept apart and also end its sentence."""
-    return Infeasible(f"{summary}: {'; '.join(reasons)}", tuple(reasons))
 
 
 def _unknown_parts(spec: ModelSpec) -> Iterator[str]:
@@ -127,103 +133,94 @@ def _unknown_details(
         yield f"its MTP layer has {spec.mtp.norms} norms where Megatron builds 3"
 
 
-# --- flags -------------------------------------------------------------------------------------------------------------------
+# --- settings ----------------------------------------------------------------------------------------------------------------
 
 
-def size_flags(model: Architecture, problem: Problem, layout: Layout, dialect: Dialect, layers: int) -> Flags:
+def size_settings(asked: MegatronRequest, layers: int) -> Settings:
     """Widths, norms, positions and vocabulary; `layers` is what the framework counts, no-op layers included.
 
-    Infeasible if learned positions end before the sequence does.
+    Infeasible if learned positions end before the sequence does, or cannot be as many as the model has.
     """
-    spec, workload, flag = model.spec, problem.workload, dialect.flag
-    if spec.learned_positions and workload.seq_len > spec.max_position_embeddings:
+    spec, model, seq_len, put = asked.spec, asked.architecture, asked.problem.workload.seq_len, asked.speaks.set
+    if spec.learned_positions and seq_len > spec.max_position_embeddings:
+        raise Infeasible(f"seq_len {seq_len} is longer than the {spec.max_position_embeddings} positions that {spec.name} learns")
+    if spec.learned_positions and seq_len != spec.max_position_embeddings and not asked.speaks.has("max_positions"):
         raise Infeasible(
-            f"seq_len {workload.seq_len} is longer than the {spec.max_position_embeddings} positions that {spec.name} learns"
+            f"{asked.speaks} learns as many positions as seq_len, {seq_len}; {spec.name} has {spec.max_position_embeddings}: plan "
+            "with that seq_len"
         )
-    width = model.dense.width if model.dense else model.moe.width if model.moe else 0
-    flags = [
-        flag("layers", layers),
-        flag("hidden_size", spec.hidden_size),
-        flag("ffn_width", width),
-        flag("heads", model.attention.heads),
-        flag("seq_len", workload.seq_len),
-        flag("max_positions", max(spec.max_position_embeddings, workload.seq_len)),
-        flag("positions", "learned_absolute" if spec.learned_positions else "rope"),
-        flag("norm", spec.norm),
+    settings = [
+        put("layers", layers),
+        put("hidden_size", spec.hidden_size),
+        put("ffn_width", model.dense.width if model.dense else model.moe.width if model.moe else 0),
+        put("heads", model.attention.heads),
+        put("seq_len", seq_len),
     ]
-    if (model.dense or model.moe) and all(part.gated for part in (model.dense, model.moe) if part):
-        flags.append(flag("gated"))
+    if asked.speaks.has("max_positions"):
+        settings.append(put("max_positions", max(spec.max_position_embeddings, seq_len)))
+    settings += [put("positions", "learned_absolute" if spec.learned_positions else "rope"), put("norm", spec.norm)]
+    if model.gated:
+        settings.append(put("gated"))
+    if asked.speaks.has("activation"):
+        settings.append(put("activation", "silu" if model.gated else "gelu"))
     if not model.all_biases:
-        flags.append(flag("no_bias"))
+        settings.append(put("no_bias"))
         if isinstance(model.attention, Attention) and model.attention.qkv_bias:
-            flags.append(flag("qkv_bias"))
+            settings.append(put("qkv_bias"))
     if not spec.tied_embeddings:
-        flags.append(flag("untied"))
-    return flags + _vocabulary_flags(model, problem, layout, dialect)
+        settings.append(put("untied"))
+    return settings + _vocabulary(asked)
 
 
-def _vocabulary_flags(model: Architecture, problem: Problem, layout: Layout, dialect: Dialect) -> Flags:
-    divisor = problem.stack.vocab_divisor
-    flags = [dialect.flag("vocab_divisor", divisor)]
-    if dialect.has("padded_vocab"):
-        vocab, unit = problem.workload.vocab_size or model.spec.vocab_size, divisor * layout.tp
-        flags.append(dialect.flag("padded_vocab", -(-vocab // unit) * unit))
-    return flags
+def _vocabulary(asked: MegatronRequest) -> Settings:
+    divisor, vocab = asked.stack.vocab_divisor, asked.problem.workload.vocab_size or asked.spec.vocab_size
+    settings = [asked.speaks.set("vocab_divisor", divisor)]
+    if asked.speaks.has("padded_vocab"):
+        unit = divisor * asked.layout.tp
+        settings.append(asked.speaks.set("padded_vocab", -(-vocab // unit) * unit))
+    if asked.speaks.has("vocab"):
+        settings += [asked.speaks.set("vocab", vocab), asked.speaks.set("vocab_padded")]
+    return settings
 
 
-def attention_flags(model: Architecture, dialect: Dialect) -> Flags:
+def attention_settings(asked: MegatronRequest) -> Settings:
     """Grouped-query or latent attention, the norms on queries and keys, gate and sinks; windows and mixes are the caller's."""
-    mixer, flag = model.attention, dialect.flag
+    mixer, put = asked.architecture.attention, asked.speaks.set
     if isinstance(mixer, LatentAttention):
-        flags = [flag("mla"), flag("head_dim", mixer.qk_nope_head_dim)]
+        settings = [put("mla"), put("head_dim", mixer.qk_nope_head_dim)]
         if mixer.q_lora_rank:
-            flags.append(flag("q_lora_rank", mixer.q_lora_rank))
+            settings.append(put("q_lora_rank", mixer.q_lora_rank))
         sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        flags += [flag(name, getattr(mixer, name)) for name in sizes]
-        return [*flags, flag("qk_norm")]  # MLA's norms on the latents hang on this flag
-    flags = [flag("head_dim", mixer.head_dim)]
+        settings += [put(name, getattr(mixer, name)) for name in sizes]
+        return [*settings, put("qk_norm")]  # MLA's norms on the latents hang on this setting
+    settings = [put("head_dim", mixer.head_dim)]
     if mixer.kv_heads != mixer.heads:
-        flags += [flag("grouped_query"), flag("kv_heads", mixer.kv_heads)]
+        settings += [put("grouped_query")] if asked.speaks.has("grouped_query") else []
+        settings.append(put("kv_heads", mixer.kv_heads))
     if mixer.qk_norm == "head":
-        flags.append(flag("qk_norm"))
+        settings.append(put("qk_norm"))
     if mixer.output_gate:
-        flags.append(flag("output_gate"))
+        settings.append(put("output_gate"))
     if mixer.sinks:
-        flags.append(flag("attention_sinks", "learnable"))
-    return flags
+        settings.append(put("attention_sinks", "learnable"))
+    return settings
 
 
-def router_flags(moe: MoeMlp, dialect: Dialect) -> Flags:
+def router_settings(moe: MoeMlp, speaks: Dialect) -> Settings:
     """Experts, router and shared expert; which layers have them is the caller's."""
-    flag = dialect.flag
-    flags = [
-        flag("experts", moe.experts),
-        flag("top_k", moe.top_k),
-        flag("expert_width", moe.width),
-        flag("score_function", moe.score_function),
-    ]
-    if moe.shared_width:
-        flags.append(flag("shared_width", moe.shared_width))
-    if moe.shared_gate:
-        flags.append(flag("shared_gate"))
-    if moe.latent_size:
-        flags.append(flag("latent_size", moe.latent_size))
-    if moe.router_expert_bias:
-        flags.append(flag("expert_bias"))
-    if moe.routing_groups > 1:
-        flags += [flag("routing_groups", moe.routing_groups), flag("routing_groups_topk", moe.routing_groups_topk)]
-    if moe.routed_scaling_factor != 1.0:
-        flags.append(flag("routed_scaling", f"{moe.routed_scaling_factor:g}"))
-    if moe.experts >= 32:
-        flags.append(flag("router_dtype", "fp32"))  # Megatron's advice from 32 experts on
-    return [*flags, flag("grouped_gemm")]
-
-
-def pattern(layers: Sequence[bool]) -> str:
-    """A Python list expression of ones and zeros, one per layer, as Megatron evaluates it: "([0]*3+[1]*58)"."""
-    n = len(layers)
-    period = next(p for p in range(1, n + 1) if n % p == 0 and list(layers) == list(layers[:p]) * (n // p))
-    if period == 1:
-        return f"([{int(layers[0])}]*{n})"
-    runs = "+".join(f"[{int(value)}]*{len(list(run))}" for value, run in groupby(layers[:period]))
-    return f"({runs})" if period == n else f"({runs})*{n // period}"
+    grouped = moe.routing_groups > 1
+    return speaks.sets(
+        experts=moe.experts,
+        top_k=moe.top_k,
+        expert_width=moe.width,
+        score_function=moe.score_function,
+        shared_width=moe.shared_width or None,
+        shared_gate=moe.shared_gate,
+        latent_size=moe.latent_size,
+        expert_bias=moe.router_expert_bias,
+        routing_groups=moe.routing_groups if grouped else None,
+        routing_groups_topk=moe.routing_groups_topk if grouped else None,
+        routed_scaling=moe.routed_scaling_factor if moe.routed_scaling_factor != 1.0 else None,
+        router_dtype="fp32" if moe.experts >= 32 else None,  # Megatron's advice from 32 experts on
+        grouped_gemm=True,
+    )

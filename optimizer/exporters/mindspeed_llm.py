@@ -5,40 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...search_spaces.errors import Infeasible
-from ...search_spaces.layout import (
-    FULL_BLOCK,
-    FULL_UNIFORM,
-    SELECTIVE,
-    Layout,
-    Problem,
-    parse_offload,
-)
+from ...search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE
 from ...search_spaces.model import Attention, LatentAttention
 from ..result import Plan
-from .knobs import Dialect, dialect
-from .launch import Script, launch_script
-from .megatron_model import Architecture, Flags, architecture, attention_flags, router_flags, size_flags
+from .knobs import Setting, Settings
+from .megatron_family import Family, Groups, options, script_files
+from .megatron_model import MegatronRequest, attention_settings, router_settings, size_settings
 from .megatron_parallel import (
-    NO_DROPOUT,
-    cp_hierarchy,
-    degree_flags,
-    full_recompute_flags,
-    is_even,
-    model_notes,
-    mtp_with_loss,
-    one_recompute,
-    optimizer_precision_flags,
-    overlaps,
-    pipelines_inside_replicas,
-    refuse,
-    shared_problems,
-    tp_overlap_flags,
-    training_variables,
+    context_settings,
+    degree_settings,
+    full_recompute_settings,
+    optimizer_precision_settings,
+    overlap_settings,
+    tp_overlap_settings,
 )
-from .splits import layer_counts, layer_list, megatron_layout, noop_layers, padded_ids
+from .splits import layer_list, megatron_layout, noop_layers, padded_ids
 
 FRAMEWORK = "mindspeed-llm"
-FILE = "mindspeed-llm.sh"
 SPECS = "mindspeed_llm.tasks.models.spec"
 
 ENVIRONMENT: dict[str, str | None] = {
@@ -57,72 +40,47 @@ SELECTIVE_FLAGS = {"layernorm": "recompute_norm", "moe_act": "recompute_activati
 
 def flags(plan: Plan, version: str | None = None) -> list[tuple[str, ...]]:
     """Every option that the plan decides, with its values, as one list; Infeasible says what MindSpeed-LLM cannot express."""
-    return [flag for group in flag_groups(plan, version).values() for flag in group]
-
-
-def flag_groups(plan: Plan, version: str | None = None) -> dict[str, Flags]:
-    """The options of `flags` by what they set: the model, the parallel layout, memory, precision."""
-    speaks = dialect(FRAMEWORK, version)
-    problem, layout = plan.problem, plan.plan.layout
-    model = architecture(problem.model)
-    refuse(plan, speaks, [*shared_problems(problem, layout, model, speaks), *_problems(problem, layout, model)])
-    layers, ids, stages = _stage_flags(problem, layout, model, speaks)
-    return {
-        "MODEL_ARGS": [
-            ("--use-mcore-models",),
-            *_implementation_flags(problem, model, speaks),
-            *size_flags(model, problem, layout, speaks, layers),
-            *attention_flags(model, speaks),
-            *_mixed_attention_flags(model, speaks),
-            *_moe_flags(model, layout, ids, layers, speaks),
-        ],
-        "PARALLEL_ARGS": [
-            *degree_flags(problem, layout, model, speaks),
-            *stages,
-            *_context_flags(problem, layout, model, speaks),
-            *_dispatch_flags(problem, layout, model, speaks),
-            *([] if model.moe else tp_overlap_flags(problem, layout, speaks)),
-        ],
-        "MEMORY_ARGS": [
-            *_sharding_flags(problem, layout, speaks),
-            *optimizer_precision_flags(problem, layout, speaks),
-            *_recompute_flags(problem, layout, speaks),
-            *([speaks.flag("optimizer_offload")] if parse_offload(layout.offload)[0] else []),
-        ],
-        "PRECISION_ARGS": [*_precision_flags(problem, speaks), *_kernel_flags(problem, model, speaks)],
-    }
+    return options(FAMILY, plan, version)
 
 
 def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     """mindspeed-llm.sh, a complete launch script; Infeasible as for `flags`."""
-    speaks = dialect(FRAMEWORK, version)
-    groups = flag_groups(plan, version)
-    variables, open_flags = training_variables(plan)
-    script = Script(
-        framework=f"MindSpeed-LLM {speaks}".replace(f"{FRAMEWORK} ", ""),
-        home="MINDSPEED_LLM_PATH",
-        environment=ENVIRONMENT,
-        variables=variables,
-        flags={
-            **groups,
-            "FRAMEWORK_ARGS": [
-                ("--tokenizer-type", "PretrainedFromHF"),
-                ("--ckpt-format", "torch"),
-                ("--distributed-backend", "nccl"),
-                *NO_DROPOUT,
-            ],
-        },
-        open_flags=[*open_flags, ("--tokenizer-name-or-path", "TOKENIZER_PATH")],
-        notes=[*model_notes(plan), *_notes(plan)],
-    )
-    return {FILE: launch_script(plan, script)}
+    return script_files(FAMILY, plan, version, "MINDSPEED_LLM_PATH")
+
+
+def _groups(asked: MegatronRequest) -> Groups:
+    layers, ids, stages = _stages(asked)
+    return {
+        "MODEL_ARGS": [
+            asked.speaks.set("mcore_models"),
+            *_implementation(asked),
+            *size_settings(asked, layers),
+            *attention_settings(asked),
+            *_mixed_attention(asked),
+            *_moe(asked, ids, layers),
+        ],
+        "PARALLEL_ARGS": [
+            *degree_settings(asked),
+            *stages,
+            *context_settings(asked),
+            *_dispatch(asked),
+            *([] if asked.architecture.moe else tp_overlap_settings(asked)),
+        ],
+        "MEMORY_ARGS": [
+            *_sharding(asked),
+            *optimizer_precision_settings(asked),
+            *_recompute(asked),
+            *asked.speaks.sets(optimizer_offload=asked.offload[0] > 0),
+        ],
+        "PRECISION_ARGS": [*_precision(asked), *_kernels(asked)],
+    }
 
 
 # --- what cannot be exported -------------------------------------------------------------------------------------------------
 
 
-def _problems(problem: Problem, layout: Layout, model: Architecture) -> Iterator[str]:
-    stack = problem.stack
+def _problems(asked: MegatronRequest) -> Iterator[str]:
+    problem, layout, stack = asked.problem, asked.layout, asked.stack
     if problem.cluster.accelerator.vendor != "huawei":
         yield f"MindSpeed-LLM runs on Ascend, not on {problem.cluster.accelerator.name}"
     if layout.schedule not in ("1f1b", "interleaved", "dualpipev"):
@@ -133,23 +91,18 @@ def _problems(problem: Problem, layout: Layout, model: Architecture) -> Iterator
         yield f"the stack keeps {stack.optimizer_bytes:g} bytes of optimizer state per weight; it has 12 (fp32)"
     if problem.workload.precision == "fp4":
         yield "precision fp4: it has bf16, fp16 and fp8"
-    optimizer, activations = parse_offload(layout.offload)
+    optimizer, activations = asked.offload
     if optimizer not in (0.0, 1.0):
         yield f"offload {layout.offload}: --swap-optimizer moves all optimizer states or none"
-    if optimizer and layout.optimizer_sharding != "zero1":
-        yield f"optimizer offload needs optimizer_sharding zero1; it is {layout.optimizer_sharding}"
     if activations:
         yield f"offload {layout.offload}: no option moves a share of all activations to the host"
-    if layout.cp > 1 and layout.cp_type == "a2a+p2p" and cp_hierarchy(problem, layout, model) is None:
-        yield f"cp_type a2a+p2p: no part of cp {layout.cp} divides the {model.kv_heads} KV heads of {layout.tp} TP ranks"
-    if pipelines_inside_replicas(layout) and model.moe and layout.edp != layout.dp:
-        yield f"rank order {layout.rank_order} needs edp = dp; edp is {layout.edp} and dp is {layout.dp}"
-    yield from _model_problems(problem, layout, model)
+    yield from _model_problems(asked)
     if layout.schedule == "dualpipev":
-        yield from _dualpipe_problems(problem, layout)
+        yield from _dualpipe_problems(asked)
 
 
-def _model_problems(problem: Problem, layout: Layout, model: Architecture) -> Iterator[str]:
+def _model_problems(asked: MegatronRequest) -> Iterator[str]:
+    layout, model, recompute = asked.layout, asked.architecture, asked.recompute
     if model.sparse and layout.cp > 1 and layout.cp_type not in ("a2a", "allgather"):
         yield f"sparse attention with cp_type {layout.cp_type}: it has a2a and allgather"
     if model.linear:
@@ -160,91 +113,100 @@ def _model_problems(problem: Problem, layout: Layout, model: Architecture) -> It
         yield f"a sliding window does not go with cp {layout.cp}"
     if model.moe and model.moe.router_linear_bias:
         yield "its router has no bias"
-    recompute = one_recompute(layout)
     if recompute and recompute.mode == SELECTIVE:
         unknown = [name for name in recompute.module_names if name not in (*SELECTIVE_FLAGS, "core_attn")]
         if unknown:
             yield f"recompute {recompute}: it has core_attn, {', '.join(SELECTIVE_FLAGS)}, but not {' or '.join(unknown)}"
 
 
-def _dualpipe_problems(problem: Problem, layout: Layout) -> Iterator[str]:
+def _dualpipe_problems(asked: MegatronRequest) -> Iterator[str]:
     """MindSpeed docs/zh/features/dualpipev.md, and the feature's own checks."""
-    if layout.pp == 1 or layout.cp > 1 or problem.model.tied_embeddings:
+    layout, spec = asked.layout, asked.spec
+    if layout.pp == 1 or layout.cp > 1 or spec.tied_embeddings:
         yield f"dualpipev needs pp more than 1 (it is {layout.pp}), cp 1 (it is {layout.cp}) and untied embeddings"
     if layout.num_microbatches < 2 * layout.pp:
         yield f"dualpipev needs at least 2·pp = {2 * layout.pp} micro-batches; there are {layout.num_microbatches}"
-    if not layout.stages and problem.model.num_layers % (2 * layout.pp):
-        yield f"dualpipev cuts {problem.model.num_layers} layers into 2·pp = {2 * layout.pp} chunks; the layout lists no stages"
+    if not layout.stages and spec.num_layers % (2 * layout.pp):
+        yield f"dualpipev cuts {spec.num_layers} layers into 2·pp = {2 * layout.pp} chunks; the layout lists no stages"
 
 
-# --- flags -------------------------------------------------------------------------------------------------------------------
+# --- settings ----------------------------------------------------------------------------------------------------------------
 
 
-def _stage_flags(problem: Problem, layout: Layout, model: Architecture, speaks: Dialect) -> tuple[int, tuple[int, ...], Flags]:
-    """(layers as the framework counts them, id of each real layer among these, flags).
+def _stages(asked: MegatronRequest) -> tuple[int, tuple[int, ...], Settings]:
+    """(layers as the framework counts them, id of each real layer among these, settings).
 
     An even split needs no words. Otherwise plain stages of a uniform model are listed; anything else is padded with no-ops to an
     even split; and what has no even form, such as an empty chunk, needs the layout string of 26.1.
     """
-    layers, real = problem.model.num_layers, tuple(range(problem.model.num_layers))
-    schedule: Flags = [speaks.flag("schedule", "dualpipev")] if layout.schedule == "dualpipev" else []
+    layout, put, layers = asked.layout, asked.speaks.set, asked.spec.num_layers
+    real, counts = tuple(range(layers)), asked.counts
+    schedule: Settings = [put("schedule", "dualpipev")] if layout.schedule == "dualpipev" else []
     interleaved = layout.vpp > 1 and not schedule
-    if interleaved and not overlaps(problem, layout, "pp_interleaved"):
-        schedule.append(speaks.flag("no_pp_overlap"))
-    if layout.pp == 1 or is_even(problem, layout):
-        chunks = [speaks.flag("vpp_layers", layers // (layout.pp * layout.vpp))] if interleaved else []
+    if interleaved and not asked.overlaps("pp_interleaved"):
+        schedule.append(put("no_pp_overlap"))
+    if layout.pp == 1 or asked.is_even:
+        chunks = [put("vpp_layers", layers // (layout.pp * layout.vpp))] if interleaved else []
         return layers, real, [*chunks, *schedule]
-    counts = layer_counts(layout.stages, layout.schedule)
-    if min(counts) < 1 or not mtp_with_loss(problem, layout.stages, layout.schedule):
-        return layers, real, [_layout_flag(layout, speaks), *schedule]
-    if layout.schedule == "1f1b" and not _leading_dense(model) and problem.model.mtp is None:
-        return layers, real, [speaks.flag("layer_list", layer_list(counts)), *schedule]
+    if min(counts) < 1 or not asked.mtp_with_loss:
+        return layers, real, [_layout_string(asked), *schedule]
+    if layout.schedule == "1f1b" and not _leading_dense(asked) and asked.spec.mtp is None:
+        return layers, real, [put("layer_list", layer_list(counts)), *schedule]
     padded, noops = noop_layers(counts)
-    chunks = [speaks.flag("vpp_layers", max(counts))] if interleaved else []
-    return padded, padded_ids(counts), [speaks.flag("noop_layers", ",".join(map(str, noops))), *chunks, *schedule]
+    chunks = [put("vpp_layers", max(counts))] if interleaved else []
+    return padded, padded_ids(counts), [put("noop_layers", ",".join(map(str, noops))), *chunks, *schedule]
 
 
-def _layout_flag(layout: Layout, speaks: Dialect) -> tuple[str, ...]:
-    if layout.schedule == "dualpipev" or not speaks.has("layout"):
+def _layout_string(asked: MegatronRequest) -> Setting:
+    if asked.layout.schedule == "dualpipev" or not asked.speaks.has("layout"):
         raise Infeasible(
-            f"{speaks} cannot cut the model so: with schedule {layout.schedule} it needs a layer in every chunk and the MTP layers "
-            "beside the loss; MindSpeed-LLM 26.1 takes other splits as a layout string, without dualpipev"
+            f"{asked.speaks} cannot cut the model so: with schedule {asked.layout.schedule} it needs a layer in every chunk and "
+            "the MTP layers beside the loss; MindSpeed-LLM 26.1 takes other splits as a layout string, without dualpipev"
         )
-    return speaks.flag("layout", megatron_layout(layout.stages))
+    return asked.speaks.set("layout", megatron_layout(asked.layout.stages))
 
 
-def _implementation_flags(problem: Problem, model: Architecture, speaks: Dialect) -> Flags:
+def _implementation(asked: MegatronRequest) -> Settings:
     """The modules a layer is made of: the local ones, of Transformer Engine's kind for FP8, and the spec of special attention."""
-    chosen = [speaks.flag("implementation", "transformer_engine" if problem.workload.precision == "fp8" else "local")]
-    if isinstance(model.attention, LatentAttention):
-        chosen.append(speaks.flag("layer_spec", f"{SPECS}.deepseek_spec", "layer_spec"))
-    elif model.attention.qk_norm == "head":
-        chosen.append(speaks.flag("layer_spec", f"{SPECS}.qwen3_spec", "layer_spec"))
+    mixer, put = asked.architecture.attention, asked.speaks.set
+    chosen = [put("implementation", "transformer_engine" if asked.precision == "fp8" else "local")]
+    if isinstance(mixer, LatentAttention):
+        chosen.append(put("layer_spec", f"{SPECS}.deepseek_spec", "layer_spec"))
+    elif mixer.qk_norm == "head":
+        chosen.append(put("layer_spec", f"{SPECS}.qwen3_spec", "layer_spec"))
     return chosen
 
 
-def _mixed_attention_flags(model: Architecture, speaks: Dialect) -> Flags:
-    if isinstance(model.attention, Attention):
-        return [speaks.flag("window", model.attention.window)] if model.attention.window else []
-    if not model.attention.indexer_heads:
+def _mixed_attention(asked: MegatronRequest) -> Settings:
+    mixer, put = asked.architecture.attention, asked.speaks.set
+    if isinstance(mixer, Attention):
+        return [put("window", mixer.window)] if mixer.window else []
+    if not mixer.indexer_heads:
         return []
     sizes = ("indexer_heads", "indexer_head_dim", "indexer_topk")
-    return [speaks.flag("indexer"), *(speaks.flag(name, getattr(model.attention, name)) for name in sizes)]
+    return [put("indexer"), *(put(name, getattr(mixer, name)) for name in sizes)]
 
 
-def _moe_flags(model: Architecture, layout: Layout, ids: tuple[int, ...], layers: int, speaks: Dialect) -> Flags:
-    mtp = [speaks.flag("mtp", model.spec.mtp.layers)] if model.spec.mtp else []
-    if model.moe is None:
+def _moe(asked: MegatronRequest, ids: tuple[int, ...], layers: int) -> Settings:
+    moe = asked.architecture.moe
+    mtp = asked.speaks.sets(mtp=asked.spec.mtp.layers if asked.spec.mtp else None)
+    if moe is None:
         return mtp
-    first, every = _moe_rule(model, layout, ids, layers)
-    return [*router_flags(model.moe, speaks), speaks.flag("dense_first", first), speaks.flag("moe_pattern", every), *mtp]
+    first, every = _moe_rule(asked, ids, layers)
+    return [
+        *router_settings(moe, asked.speaks),
+        asked.speaks.set("dense_first", first),
+        asked.speaks.set("moe_pattern", every),
+        *mtp,
+    ]
 
 
-def _moe_rule(model: Architecture, layout: Layout, ids: tuple[int, ...], layers: int) -> tuple[int, int]:
+def _moe_rule(asked: MegatronRequest, ids: tuple[int, ...], layers: int) -> tuple[int, int]:
     """(F, n): layer ids from F on that n divides are MoE, the others dense; ids count the no-ops in. (-1, -1) is MoE everywhere.
 
     Infeasible if no such pair gives the model's pattern, or if a whole first stage would be dense, which MindSpeed-LLM refuses.
     """
+    layout, model = asked.layout, asked.architecture
     if all(model.is_moe):
         return -1, -1
     first = ids[model.is_moe.index(True)]
@@ -263,84 +225,83 @@ def _moe_rule(model: Architecture, layout: Layout, ids: tuple[int, ...], layers:
     return first, every
 
 
-def _leading_dense(model: Architecture) -> bool:
-    return model.moe is not None and not all(model.is_moe)
+def _leading_dense(asked: MegatronRequest) -> bool:
+    return asked.architecture.moe is not None and not all(asked.architecture.is_moe)
 
 
-def _context_flags(problem: Problem, layout: Layout, model: Architecture, speaks: Dialect) -> Flags:
-    if layout.cp == 1:
-        return []
-    chosen = [speaks.flag("cp_type", layout.cp_type)]
-    degrees = cp_hierarchy(problem, layout, model)
-    if layout.cp_type == "a2a+p2p" and degrees:
-        chosen.append(speaks.flag("cp_hierarchy", degrees[0]))
-    if "p2p" in layout.cp_type and overlaps(problem, layout, "cp"):
-        chosen.append(speaks.flag("overlap_cp"))
-    return chosen
-
-
-def _dispatch_flags(problem: Problem, layout: Layout, model: Architecture, speaks: Dialect) -> Flags:
+def _dispatch(asked: MegatronRequest) -> Settings:
     """EP overlap is --moe-fb-overlap with DualPipeV and --moe-alltoall-overlap-comm without."""
-    if model.moe is None:
+    layout, speaks, kind = asked.layout, asked.speaks, asked.stack.moe_dispatcher
+    if asked.architecture.moe is None:
         return []
-    if problem.stack.moe_dispatcher == "flex":
+    if kind == "flex":
         raise Infeasible(f"{speaks} has no flex dispatcher; alltoall and allgather are what it has")
-    chosen = [speaks.flag("dispatcher", problem.stack.moe_dispatcher)]
-    if problem.stack.fused_kernels:
-        chosen.append(speaks.flag("permute_fusion"))
-    if not overlaps(problem, layout, "ep") or layout.ep == 1 or problem.stack.moe_dispatcher != "alltoall":
+    chosen = [speaks.set("dispatcher", kind), *speaks.sets(permute_fusion=asked.stack.fused_kernels)]
+    if not asked.overlaps("ep") or layout.ep == 1 or kind != "alltoall":
         return chosen
     if layout.schedule == "dualpipev":
-        return [*chosen, speaks.flag("overlap_ep_dualpipe")] if layout.etp == 1 else chosen
-    return [*chosen, speaks.flag("overlap_permutation"), speaks.flag("overlap_ep")]
+        return [*chosen, *speaks.sets(overlap_ep_dualpipe=layout.etp == 1)]
+    return [*chosen, speaks.set("overlap_permutation"), speaks.set("overlap_ep")]
 
 
-def _sharding_flags(problem: Problem, layout: Layout, speaks: Dialect) -> Flags:
+def _sharding(asked: MegatronRequest) -> Settings:
     """DualPipeV excludes the overlap of gradient reduction, and with it that of the parameters' gathering."""
-    chosen = [speaks.flag("zero1")] if layout.optimizer_sharding == "zero1" else []
-    if overlaps(problem, layout, "dp_gradients") and layout.schedule != "dualpipev":
-        chosen.append(speaks.flag("overlap_gradients"))
-        if layout.optimizer_sharding == "zero1" and overlaps(problem, layout, "dp_parameters"):
-            chosen.append(speaks.flag("overlap_parameters"))
-    return chosen
+    overlap = [] if asked.layout.schedule == "dualpipev" else overlap_settings(asked)
+    return [*asked.speaks.sets(zero1=asked.layout.optimizer_sharding == "zero1"), *overlap]
 
 
-def _recompute_flags(problem: Problem, layout: Layout, speaks: Dialect) -> Flags:
-    recompute = one_recompute(layout)
+def _recompute(asked: MegatronRequest) -> Settings:
+    recompute = asked.recompute
     if recompute and recompute.mode in (FULL_BLOCK, FULL_UNIFORM):
-        return full_recompute_flags(recompute, problem, layout, speaks, always_block=True)
+        return full_recompute_settings(asked, recompute, always_block=True)
     names = recompute.module_names if recompute and recompute.mode == SELECTIVE else ()
-    core = [speaks.flag("recompute", "selective")] if "core_attn" in names else []
-    return [*core, *(speaks.flag(SELECTIVE_FLAGS[name]) for name in names if name in SELECTIVE_FLAGS)]
+    core = [asked.speaks.set("recompute", "selective")] if "core_attn" in names else []
+    return [*core, *(asked.speaks.set(SELECTIVE_FLAGS[name]) for name in names if name in SELECTIVE_FLAGS)]
 
 
-def _precision_flags(problem: Problem, speaks: Dialect) -> Flags:
-    if problem.workload.precision == "fp16":
-        return [speaks.flag("fp16")]
-    if problem.workload.precision == "fp8":
-        return [speaks.flag("bf16"), speaks.flag("fp8", "e4m3"), speaks.flag("fp8_recipe", "mxfp8")]
-    return [speaks.flag("bf16")]
+def _precision(asked: MegatronRequest) -> Settings:
+    put = asked.speaks.set
+    if asked.precision == "fp16":
+        return [put("fp16")]
+    quantised = [put("fp8", "e4m3"), put("fp8_recipe", "mxfp8")] if asked.precision == "fp8" else []
+    return [put("bf16"), *quantised]
 
 
-def _kernel_flags(problem: Problem, model: Architecture, speaks: Dialect) -> Flags:
-    chosen: Flags = [speaks.flag("attention_kernel")] if problem.stack.attention_kernel == "flash" else []
-    if problem.stack.fused_kernels:
-        names = {
-            "fused_swiglu": all(part.gated for part in (model.dense, model.moe) if part),
-            "fused_norm": model.spec.norm == "rms",
-            "fused_rope": not model.spec.learned_positions,
-        }
-        chosen += [speaks.flag(name) for name, present in names.items() if present]
-    return [*chosen, ("--gemm-gradient-accumulation-fusion",) if model.moe else ("--no-gradient-accumulation-fusion",)]
+def _kernels(asked: MegatronRequest) -> Settings:
+    speaks, fused = asked.speaks, asked.stack.fused_kernels
+    return [
+        *([speaks.set("attention_kernel")] if asked.stack.attention_kernel == "flash" else []),
+        *speaks.sets(
+            fused_swiglu=fused and asked.architecture.gated,
+            fused_norm=fused and asked.spec.norm == "rms",
+            fused_rope=fused and not asked.spec.learned_positions,
+        ),
+        speaks.set("fused_accumulation" if asked.architecture.moe else "unfused_accumulation"),
+    ]
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    problem, layout = plan.problem, plan.plan.layout
-    model = architecture(problem.model)
+def _notes(asked: MegatronRequest) -> Iterator[str]:
+    moe = asked.architecture.moe
     yield "load the CANN environment (set_env.sh) first"
-    if model.moe and model.moe.score_function == "softmax":
+    if moe and moe.score_function == "softmax":
         yield "give --norm-topk-prob if the model normalises the weights of the chosen experts"
-    if overlaps(problem, layout, "dp_gradients") and layout.schedule == "dualpipev":
+    if asked.overlaps("dp_gradients") and asked.layout.schedule == "dualpipev":
         yield "the prediction hides gradient reduction, which DualPipeV does not allow"
-    if overlaps(problem, layout, "tp") and model.moe:
+    if asked.overlaps("tp") and moe:
         yield "the prediction hides TP traffic, for which experts leave no option"
+
+
+FAMILY = Family(
+    framework=FRAMEWORK,
+    problems=_problems,
+    groups=_groups,
+    notes=_notes,
+    environment=lambda _: ENVIRONMENT,
+    fixed={
+        "tokenizer_type": "PretrainedFromHF",
+        "checkpoint_format": "torch",
+        "backend": "nccl",
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    },
+)

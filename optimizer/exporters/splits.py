@@ -8,9 +8,7 @@ from itertools import groupby
 
 from ...search_spaces.errors import InputError
 from ...search_spaces.layout import Chunk, Stage
-
-V_SHAPED = ("zb-v", "dualpipev")
-"""Schedules whose second chunk runs back up the pipeline, so that stage 0 holds the first and the last chunk."""
+from ...search_spaces.vocabulary import V_SHAPED
 
 LETTERS = "EtmL"
 GROUP = re.compile(r"\(([^()]+)\)\*(\d+)")

@@ -42,21 +42,21 @@ def test_unknown_names_and_versions_are_input_errors(framework: str, text: str) 
 
 def test_a_knob_is_refused_before_its_version() -> None:
     with pytest.raises(Infeasible, match=r"0\.12 cannot express layout: --pipeline-model-parallel-layout came with 0\.13"):
-        dialect("megatron-lm", "0.12").flag("layout", "EtL")
-    assert dialect("megatron-lm", "0.13").flag("layout", "EtL") == ("--pipeline-model-parallel-layout", "EtL")
+        dialect("megatron-lm", "0.12").set("layout", "EtL")
+    assert dialect("megatron-lm", "0.13").set("layout", "EtL").words == ("--pipeline-model-parallel-layout", "EtL")
     with pytest.raises(Infeasible, match=r"shared_experts; it came with 0\.14"):
-        dialect("megatron-lm", "0.13").flag("recompute_modules", "shared_experts")
+        dialect("megatron-lm", "0.13").set("recompute_modules", "shared_experts")
 
 
 def test_spelling_follows_the_version() -> None:
-    assert dialect("megatron-lm", "0.15").flag("deepep")[0] == "--moe-enable-deepep"
-    assert dialect("megatron-lm", "0.16").flag("deepep")[0] == "--moe-flex-dispatcher-backend"
+    assert dialect("megatron-lm", "0.15").has("deepep_alone") and not dialect("megatron-lm", "0.16").has("deepep_alone")
+    assert dialect("megatron-lm", "0.16").set("flex_backend", "deepep").words == ("--moe-flex-dispatcher-backend", "deepep")
 
 
 def test_mindspeed_inherits_megatron_012_and_no_more() -> None:
     speaks = dialect("mindspeed-llm", "26.1")
-    assert speaks.flag("tp", 8) == ("--tensor-model-parallel-size", "8")
-    assert speaks.flag("cp_type", "a2a") == ("--context-parallel-algo", "ulysses_cp_algo")
+    assert speaks.set("tp", 8).words == ("--tensor-model-parallel-size", "8")
+    assert speaks.set("cp_type", "a2a").words == ("--context-parallel-algo", "ulysses_cp_algo")
     assert speaks.has("layout") and not dialect("mindspeed-llm", "26.0").has("layout")
     assert not speaks.has("output_gate")
 

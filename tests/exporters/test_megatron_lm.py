@@ -291,6 +291,13 @@ def test_kv_heads_below_tp_depend_on_the_version(make_plan: MakePlan) -> None:
     assert options(plan)["--tensor-model-parallel-size"] == ("16",)
 
 
+def test_mtp_and_cp_depend_on_the_version(make_plan: MakePlan) -> None:
+    plan = make_plan("deepseek", cp=2, dp=8, ep=8)
+    with pytest.raises(Infeasible, match=r"MTP layers with cp 2: it trains them so from 0\.14 on"):
+        flags(plan, "0.13")
+    assert options(plan, "0.14")["--mtp-num-layers"] == ("1",)
+
+
 def test_all_problems_are_said_at_once(make_plan: MakePlan) -> None:
     with pytest.raises(Infeasible) as caught:
         flags(make_plan("llama", cluster="atlas-800t-a2", tp=8, dp=8, schedule="gpipe"))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from paraplan.optimizer.commands.handing_over import TARGETS
 from paraplan.optimizer.exporters import EXPORTERS, export, render
 from paraplan.optimizer.exporters.megatron_lm import flags
 from paraplan.optimizer.result import Plan
@@ -24,6 +27,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "one-server": ("megatron-lm", "llama", {"tp": 8}),
     "gpt": ("megatron-lm", "gpt", {"tp": 8, "pp": 8, "dp": 4, "seq_len": 2048}),
     "fsdp": ("megatron-lm", "llama", {"dp": 64, "optimizer_sharding": "zero3"}),
+    "bridge": ("megatron-bridge", "deepseek", {"tp": 2, "pp": 16, "dp": 64, "ep": 64, "counts": (4,) * 15 + (2,)}),
+    "torchtitan": ("torchtitan", "llama", {"stack": "torchtitan", "tp": 8, "dp": 8, "optimizer_sharding": "zero3"}),
+    "deepspeed": ("deepspeed", "llama", {"stack": "deepspeed", "tp": 8, "dp": 8}),
+    "mindformers": (
+        "mindformers",
+        "deepseek",
+        {"cluster": "cloudmatrix-384", "stack": "mindformers", "tp": 2, "pp": 8, "dp": 32, "ep": 32, "counts": (8,) * 7 + (6,)},
+    ),
     "ascend": (
         "mindspeed-llm",
         "deepseek",
@@ -33,7 +44,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 REQUIRED = {
     "DATA_PATH": "/data/$(touch pwned) `touch pwned` 'x\" y",
     "TOKENIZER_PATH": "/tok; touch pwned",
-    "CHECKPOINT_DIR": "/ckpt with spaces/*",
+    "CHECKPOINT_DIR": "ckpt with spaces/*",
+    "TRAIN_SCRIPT": "train $(touch pwned).py",
+    "DATASET": "c4; touch pwned",
+    "EOD_ID": "1",
     "TRAIN_ITERS": "10",
     "LR": "1e-4",
     "NORM_EPSILON": "1e-5",
@@ -52,12 +66,13 @@ def script(request: pytest.FixtureRequest, make_plan: MakePlan, tmp_path: Path) 
 
 
 def run(script: Path, changes: dict[str, str] | None = None, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Runs the script in its folder with a torchrun that prints its arguments one a line, and its environment's one setting."""
+    """Runs the script in its folder with a torchrun and a msrun that print their arguments one a line, and what they find set."""
     tools = script.parent / "tools"
     tools.mkdir(exist_ok=True)
-    fake = tools / "torchrun"
-    fake.write_text('#!/bin/sh\necho "queues=${CUDA_DEVICE_MAX_CONNECTIONS-unset}"\nprintf "%s\\n" "$@"\n')
-    fake.chmod(0o755)
+    found = 'echo "queues=${CUDA_DEVICE_MAX_CONNECTIONS-unset}"\nprintf "%s\\n" "$@"\necho "data=${DATA_PATH}"\n'
+    for name, body in (("torchrun", found), ("msrun", found), ("python3", f'exec "{sys.executable}" "$@"\n')):
+        (tools / name).write_text(f"#!/bin/sh\n{body}")
+        (tools / name).chmod(0o755)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "CUDA_DEVICE_MAX_CONNECTIONS": "7", **REQUIRED, **(changes or {})}
     return subprocess.run(
         ["bash", str(script), *arguments], env=env, cwd=script.parent, capture_output=True, text=True, check=False, timeout=60
@@ -80,9 +95,23 @@ def test_paths_stay_inert(script: Path) -> None:
     result = run(script)
     assert result.returncode == 0, result.stderr
     words = result.stdout.splitlines()
-    assert words[words.index("--data-path") + 1] == REQUIRED["DATA_PATH"]
-    assert words[words.index("--save") + 1] == REQUIRED["CHECKPOINT_DIR"]
+    assert words[-1] == f"data={REQUIRED['DATA_PATH']}"
+    if "--data-path" in words:
+        assert words[words.index("--data-path") + 1] == REQUIRED["DATA_PATH"]
+        assert words[words.index("--save") + 1] == REQUIRED["CHECKPOINT_DIR"]
     assert not list(script.parent.rglob("pwned"))
+
+
+def test_mindformers_file_is_filled_in(make_plan: MakePlan, tmp_path: Path) -> None:
+    framework, model, layout = CASES["mindformers"]
+    plan = make_plan(model, **layout)
+    words = run(export(plan, framework, tmp_path)[0]).stdout.splitlines()
+    assert words[words.index("--worker_num") + 1] == "512"
+    filled = yaml.safe_load((tmp_path / words[words.index("--config") + 1]).read_text())
+    assert filled["train_dataset"]["data_loader"]["config"]["data_path"] == ["1", REQUIRED["DATA_PATH"]]
+    assert filled["train_dataset"]["data_loader"]["sizes"] == [10 * plan.problem.workload.global_batch, 0, 0]
+    assert filled["train_dataset_task"]["dataset_config"] == filled["train_dataset"]
+    assert "null" not in yaml.safe_dump(filled)
 
 
 def test_torchrun_gets_the_plan_s_flags(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -93,7 +122,7 @@ def test_torchrun_gets_the_plan_s_flags(make_plan: MakePlan, tmp_path: Path) -> 
     assert words[:12] == start.split()
     decided = [word for flag in flags(plan) for word in flag]
     assert words[12 : 12 + len(decided)] == decided
-    assert words[-2:] == ["--seed", "a b"]
+    assert words[-3:-1] == ["--seed", "a b"]
 
 
 def test_fsdp_runs_without_the_single_queue(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -110,7 +139,7 @@ def test_one_server_needs_no_addresses(make_plan: MakePlan, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"LR": ""}, "set LR first"),
+        ({"LR": "", "DATA_PATH": ""}, "set DATA_PATH: prefix of the tokenised data\nset LR: peak learning rate\n"),
         ({"NNODES": "3"}, "the layout needs 128 processes"),
         ({"NNODES": "x[$(touch pwned)]"}, "must be whole numbers"),
         ({"NPROC_PER_NODE": "$(touch pwned)"}, "must be whole numbers"),
@@ -139,7 +168,7 @@ def test_names_cannot_leave_the_header(make_plan: MakePlan, models: dict[str, Mo
 
 def test_header_says_what_the_reader_needs(script: Path) -> None:
     text = script.read_text().split("set -euo pipefail")[0]
-    for words in ("Layout: tp", "Predicted: 8 s per step", "Set before launch", "DATA_PATH", "NODE_RANK", "60.0 of 72.0 GiB"):
+    for words in ("Layout: tp", "Predicted: 8 s per step", "Set before launch", "NODE_RANK", "60.0 of 72.0 GiB"):
         assert words in text.replace("\n# ", " ")
 
 
@@ -174,11 +203,30 @@ def test_version_of_the_stack_counts_only_for_its_own_framework(make_plan: MakeP
     assert "--decoder-first" in render(other, "megatron-lm", "0.12")["megatron-lm.sh"]
 
 
+def test_help_names_every_target() -> None:
+    assert TARGETS.replace(" or ", ", ").split(", ") == list(EXPORTERS)
+
+
 def test_every_exporter_is_pure(make_plan: MakePlan) -> None:
-    plans = {
-        "megatron-lm": make_plan("llama", tp=8),
-        "mindspeed-llm": make_plan("llama", cluster="atlas-800t-a2", stack="mindspeed-llm", tp=8),
-    }
-    for framework, plan in plans.items():
-        assert framework in EXPORTERS
+    for framework in EXPORTERS:
+        plan = plan_for(make_plan, framework)
         assert render(plan, framework) == render(plan, framework)
+
+
+def plan_for(make_plan: MakePlan, framework: str) -> Plan:
+    """A plan that the framework can express."""
+    model, layout = next(((m, d) for f, m, d in CASES.values() if f == framework), ("llama", {"tp": 8}))
+    return make_plan(model, **layout)
+
+
+@pytest.mark.parametrize("framework", EXPORTERS)
+def test_page_says_how_to_launch_in_about_ten_lines(make_plan: MakePlan, framework: str) -> None:
+    files = render(plan_for(make_plan, framework), framework)
+    if framework in ("job", "groups"):
+        assert len(files) == 1
+        return
+    page = files[f"{framework}.md"]
+    assert 8 <= len(page.splitlines()) <= 12
+    assert all(name in page for name in files if not name.endswith(".md"))
+    rows = files["hosts.csv"].splitlines()
+    assert rows[0] == "node_rank,supernode,first_rank,last_rank,stages" and rows[1].startswith("0,0,0,")

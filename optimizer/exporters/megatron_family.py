@@ -1,0 +1,107 @@
+"""How a member of the Megatron family is exported: its settings by what they set, and the scripts that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..result import Plan
+from .folder import folder
+from .knobs import Settings
+from .launch import SAVE_INTERVAL, Script, Variable, launch_script
+from .megatron_model import MegatronRequest
+from .megatron_parallel import family_problems
+from .request import request
+
+Groups = dict[str, Settings]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one member has of its own. `fixed` are knobs that are set the same for every plan."""
+
+    framework: str
+    problems: Callable[[MegatronRequest], Iterator[str]]
+    groups: Callable[[MegatronRequest], Groups]
+    notes: Callable[[MegatronRequest], Iterator[str]]
+    environment: Callable[[MegatronRequest], Mapping[str, str | None]]
+    fixed: Mapping[str, Any]
+
+
+def asked_of(family: Family, plan: Plan, version: str | None) -> MegatronRequest:
+    """The plan for the member at a version; Infeasible with all that it cannot be told."""
+
+    def problems(asked: MegatronRequest) -> Iterator[str]:
+        yield from family_problems(asked)
+        yield from family.problems(asked)
+
+    return request(MegatronRequest, plan, family.framework, version, problems)
+
+
+def setting_groups(family: Family, plan: Plan, version: str | None = None) -> Groups:
+    """Every setting that the plan decides, by what it sets: the model, the parallel layout, memory, precision."""
+    return family.groups(asked_of(family, plan, version))
+
+
+def options(family: Family, plan: Plan, version: str | None = None) -> list[tuple[str, ...]]:
+    """Every option that the plan decides, with its values, as words of a command line."""
+    return [setting.words for group in setting_groups(family, plan, version).values() for setting in group]
+
+
+def script_files(family: Family, plan: Plan, version: str | None, home: str) -> dict[str, str]:
+    """A launch script that carries every setting as an option of pretrain_gpt.py in the folder that the variable `home` names."""
+    asked = asked_of(family, plan, version)
+    left = left_open(asked)
+    name = f"{family.framework}.sh"
+    arrays = {**family.groups(asked), "FRAMEWORK_ARGS": asked.speaks.sets(**family.fixed)}
+    script = Script(
+        command=(f'"${{{home}}}/pretrain_gpt.py"',),
+        variables=[*left.values(), Variable(home, f"folder of {asked.speaks.title}", ".")],
+        environment=family.environment(asked),
+        arrays={group: [setting.words for setting in settings] for group, settings in arrays.items()},
+        open_arguments=[(asked.speaks.set(knob).name, variable.name) for knob, variable in with_load(left)],
+        notes=[*model_notes(asked), *family.notes(asked)],
+    )
+    steps = (
+        f"Install {asked.speaks.title} on every server and set {home} to its folder.",
+        f"Set the variables that the top of {name} lists; `bash {name}` names all that are missing.",
+        f"Run `NODE_RANK=N MASTER_ADDR=… bash {name}` on every server, N as in hosts.csv.",
+    )
+    return folder(asked, {name: launch_script(asked, script)}, steps)
+
+
+def left_open(asked: MegatronRequest) -> dict[str, Variable]:
+    """What the plan leaves open: knob → the variable that carries it."""
+    variables = {
+        "data_split": Variable("DATA_SPLIT", "parts for training, validation and test", "100,0,0"),
+        "data_path": Variable("DATA_PATH", "prefix of the tokenised data"),
+        "tokenizer": Variable("TOKENIZER_PATH", "folder of the Hugging Face tokenizer"),
+        "save": Variable("CHECKPOINT_DIR", "where checkpoints are read and written"),
+        "steps": Variable("TRAIN_ITERS", "number of steps", kind=int),
+        "learning_rate": Variable("LR", "peak learning rate", kind=float),
+        "norm_epsilon": Variable("NORM_EPSILON", "epsilon of the model's norms", kind=float),
+        "save_interval": Variable("SAVE_INTERVAL", "steps between checkpoints", str(SAVE_INTERVAL), kind=int),
+    }
+    if not asked.spec.learned_positions:
+        variables["rotary_base"] = Variable("ROTARY_BASE", "theta of the rotary embedding", kind=int)
+    if asked.spec.is_moe:
+        variables["load_balancing"] = Variable("MOE_LOAD_BALANCING", "aux_loss, seq_aux_loss or none")
+        variables["aux_loss_coefficient"] = Variable("MOE_AUX_LOSS_COEFF", "weight of the balancing loss", kind=float)
+    return variables
+
+
+def with_load(left: Mapping[str, Variable]) -> list[tuple[str, Variable]]:
+    """The open knobs; checkpoints are read from where they are written."""
+    return [*left.items(), ("load", left["save"])]
+
+
+def model_notes(asked: MegatronRequest) -> list[str]:
+    """What a ModelSpec does not record, and the script therefore takes for granted."""
+    notes = [
+        f"the MLP's activation is taken to be {'SwiGLU' if asked.architecture.gated else 'GELU'} and dropout to be off; rope "
+        "scaling, initialisation and the optimizer's settings are the framework's defaults unless you set them"
+    ]
+    if asked.precision == "fp8":
+        notes.append("the plan prices FP8 GEMMs; the scaling recipe is the usual one of this accelerator")
+    return notes

@@ -1,0 +1,191 @@
+"""A plan on its way to one framework: what every exporter reads of it, and what no framework could be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from ...search_spaces.errors import Infeasible
+from ...search_spaces.layout import FULL_BLOCK, NONE, Layout, Problem, Recompute, Stage, parse_offload, parse_sharding
+from ...search_spaces.model import ModelSpec
+from ...search_spaces.stack import Stack
+from ..ranks import devices_per_server
+from ..result import Plan
+from .knobs import Dialect, dialect
+from .splits import layer_count, layer_counts, virtual_chunks
+
+PIPELINES_INSIDE = "tp-cp-ep-pp-dp"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A plan, and the framework at its version that it is to be said to."""
+
+    plan: Plan
+    speaks: Dialect
+
+    @property
+    def problem(self) -> Problem:
+        return self.plan.problem
+
+    @property
+    def layout(self) -> Layout:
+        return self.plan.plan.layout
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.problem.model
+
+    @property
+    def stack(self) -> Stack:
+        return self.problem.stack
+
+    @property
+    def precision(self) -> str:
+        return self.problem.workload.precision
+
+    @property
+    def per_server(self) -> int:
+        """Processes that one server runs."""
+        return devices_per_server(self.problem.cluster, self.layout.devices)
+
+    @property
+    def blackwell(self) -> bool:
+        """Whether the accelerator is an NVIDIA one with FP4, that is Blackwell or later."""
+        accelerator = self.problem.cluster.accelerator
+        return accelerator.vendor == "nvidia" and "fp4" in accelerator.peak_flops
+
+    @property
+    def offload(self) -> tuple[float, float]:
+        """Shares of the optimizer's states and of the activations that go to the host."""
+        return parse_offload(self.layout.offload)
+
+    @property
+    def shard(self) -> int:
+        """Size of an HSDP group, 0 without HSDP."""
+        return parse_sharding(self.layout.optimizer_sharding)[1]
+
+    @property
+    def pipelines_inside_replicas(self) -> bool:
+        """Whether pipelines vary faster than data-parallel replicas among the ranks."""
+        return self.layout.rank_order == PIPELINES_INSIDE
+
+    def overlaps(self, kind: str) -> bool:
+        """Whether the plan counts on hiding this traffic: the layout's own figure, or else the stack's."""
+        share = self.layout.overlap.get(kind, getattr(self.stack.overlap, kind))
+        return bool(share > 0)
+
+    @cached_property
+    def recompute(self) -> Recompute | None:
+        """The single setting that gives every chunk the recompute it was planned with, or None.
+
+        Chunks may differ in depth as far as one K allows: min(K, layers) is a chunk's depth.
+        """
+        chunks = [chunk for stage in self.layout.stages for chunk in stage.chunks if chunk.layers]
+        if not chunks:
+            return Recompute.parse(self.layout.recompute)
+        planned = {chunk.recompute: Recompute.parse(chunk.recompute) for chunk in chunks}
+        if len(planned) == 1:
+            return next(iter(planned.values()))
+        if any(recompute.mode not in (NONE, FULL_BLOCK) for recompute in planned.values()):
+            return None
+        depths = [min(planned[chunk.recompute].layers, layer_count(chunk)) for chunk in chunks]
+        deepest = max(depths)
+        same = all(depth == min(deepest, layer_count(chunk)) for depth, chunk in zip(depths, chunks, strict=True))
+        return Recompute(FULL_BLOCK, 0, deepest) if same else None
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Decoder layers of each chunk in the order that a token passes them; equal ones where the layout lists no stages."""
+        if self.layout.stages:
+            return layer_counts(self.layout.stages, self.layout.schedule)
+        chunks = self.layout.pp * self.layout.vpp
+        return (self.spec.num_layers // chunks,) * chunks
+
+    @property
+    def mtp_with_loss(self) -> bool:
+        """Whether all MTP layers are in the chunk of the loss."""
+        if not self.layout.stages:
+            return True
+        chunks = virtual_chunks(self.layout.stages, self.layout.schedule)
+        return chunks[-1].mtp == sum(chunk.mtp for chunk in chunks) == mtp_layers(self.spec)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every chunk holds as many decoder layers, and MTP layers sit with the loss, as frameworks do by themselves."""
+        return not self.layout.stages or (len(set(self.counts)) == 1 and self.mtp_with_loss)
+
+
+Kind = TypeVar("Kind", bound=Request)
+
+
+def request(
+    kind: type[Kind], plan: Plan, framework: str, version: str | None, problems: Callable[[Kind], Iterator[str]] | None = None
+) -> Kind:
+    """The plan for a framework at a version; Infeasible with everything in it that the framework cannot be told, at once."""
+    made = kind(plan, dialect(framework, version))
+    refuse(made, [*_problems(made), *(problems(made) if problems else ())])
+    return made
+
+
+def refuse_unsayable(asked: Request) -> None:
+    """Infeasible with all that no framework could be told, if there is anything."""
+    refuse(asked, list(_problems(asked)))
+
+
+def mtp_layers(spec: ModelSpec) -> int:
+    return spec.mtp.layers if spec.mtp else 0
+
+
+def refusal(summary: str, reasons: Sequence[str]) -> Infeasible:
+    """One error that says everything: the reasons are kept apart and also end its sentence."""
+    return Infeasible(f"{summary}: {'; '.join(reasons)}", tuple(reasons))
+
+
+def refuse(asked: Request, problems: Sequence[str]) -> None:
+    """Infeasible with all problems at once, if there are any."""
+    if problems:
+        raise refusal(f"{asked.speaks} cannot run the plan for {asked.spec.name}", problems)
+
+
+def _problems(asked: Request) -> Iterator[str]:
+    """What a framework would understand as something else, or not at all."""
+    layout, spec = asked.layout, asked.spec
+    batch = asked.problem.workload.global_batch
+    if batch != layout.micro_batch * layout.num_microbatches * layout.dp:
+        yield (
+            f"micro_batch {layout.micro_batch} × num_microbatches {layout.num_microbatches} × dp {layout.dp} is not the global "
+            f"batch of {batch}"
+        )
+    if layout.etp * layout.ep * layout.edp * layout.pp != layout.devices:
+        yield f"etp·ep·edp·pp is {layout.etp * layout.ep * layout.edp * layout.pp}, tp·cp·pp·dp is {layout.devices}"
+    if not spec.is_moe and (layout.ep > 1 or layout.etp > 1):
+        yield f"ep {layout.ep} and etp {layout.etp} on a model without experts"
+    if layout.pp > 1 and not layout.stages and spec.num_layers % (layout.pp * layout.vpp):
+        yield f"{spec.num_layers} layers over pp·vpp = {layout.pp * layout.vpp} chunks, and the layout lists no stages"
+    if layout.devices % asked.per_server:
+        yield f"{layout.devices} devices do not fill whole servers, and every server runs as many processes as the others"
+    if asked.recompute is None:
+        yield "recompute differs between stages in a way that one depth for all chunks does not give"
+    if layout.stages:
+        yield from _stage_problems(spec, layout, layout.stages)
+
+
+def _stage_problems(spec: ModelSpec, layout: Layout, stages: Sequence[Stage]) -> Iterator[str]:
+    """Frameworks are told how many layers a chunk has, not which: the stages must list them in order and leave none out."""
+    try:
+        chunks = virtual_chunks(stages, layout.schedule)
+    except ValueError as error:
+        yield str(error)
+        return
+    listed = [layer for chunk in chunks if chunk.layers for layer in range(chunk.layers[0], chunk.layers[1] + 1)]
+    if listed != list(range(spec.num_layers)):
+        yield f"stages list {len(listed)} layers; they must be the {spec.num_layers} of {spec.name}, in order"
+    if sum(chunk.mtp for chunk in chunks) != mtp_layers(spec):
+        yield f"stages list {sum(chunk.mtp for chunk in chunks)} MTP layers; {spec.name} has {mtp_layers(spec)}"
+    if [chunk.embedding for chunk in chunks] != [True] + [False] * (len(chunks) - 1):
+        yield "the embedding belongs to the first chunk"
+    if [chunk.loss for chunk in chunks] != [False] * (len(chunks) - 1) + [True]:
+        yield "the loss belongs to the last chunk"
