@@ -1,0 +1,46 @@
+"""What is legal in a job but costs: bubbles, groups that leave their supernode, host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..cost_models.memory import GIB
+from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.layout import Layout, Problem, parse_offload
+from .legality import Known
+from .reports import wording
+
+
+def advice(known: Known, cluster: ClusterSpec | None, problem: Problem | None, layout: Layout) -> Iterator[str]:
+    """What is legal but costs: bubbles, TP or EP that leave a supernode, host memory."""
+    values = known.values
+    count, pp, vpp = values.get("num_microbatches"), values["pp"], values["vpp"]
+    if count is not None and pp > 1 and count < 4 * pp and count * values["micro_batch"] * values["dp"] == values["global_batch"]:
+        bubble = (pp - 1) / (count * vpp)
+        least = 4 * pp * values["micro_batch"] * values["dp"]
+        yield (
+            f"{count} micro-batches on pp = {pp} stages leave the pipeline idle for {wording.percent(bubble)} of its work "
+            f"({wording.percent(bubble / (1 + bubble))} of the step); a global batch of {least:,} would have 4 per stage"
+        )
+    size = values.get("supernode_size")
+    if size is not None and cluster is not None:
+        for name, span in (("TP", values["tp"]), ("EP", values["ep"] * values["etp"])):
+            if span > size:
+                outside = f"{name} groups span {span} devices, more than the {size} of one {cluster.supernode}"
+                yield f"{outside}: they talk over the slower network"
+    if problem is not None and layout.offload != "none":
+        yield from _host_memory(problem, layout)
+
+
+def _host_memory(problem: Problem, layout: Layout) -> Iterator[str]:
+    """What the hosts hold of the optimizer: sharded states lie on every device once, whole ones once per replica."""
+    share = parse_offload(layout.offload)[0]
+    if not share:
+        return
+    sharded = layout.optimizer_sharding != "none"
+    copies = layout.devices if sharded else layout.tp * layout.pp
+    needed = share * problem.stack.optimizer_bytes * problem.model.parameters(mtp=True) / copies
+    room = problem.cluster.host_link.memory_bytes_per_device.value
+    verdict = "more than" if needed > room else "of"
+    said = f"optimizer states on the host take {wording.gib(needed / GIB)} for each device"
+    yield f"{said}, {verdict} the {wording.gib(room / GIB)} that it has, before buffers and copies of the weights"

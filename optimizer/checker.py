@@ -1,0 +1,393 @@
+"""An existing job judged: is it legal, does it fit, how good is it, and what would be better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..cost_models.memory import GIB
+from ..cost_models.profile import load_profile
+from ..cost_models.step import CostModel
+from ..search_spaces.choices import PRICED_CP_TYPES
+from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.errors import Infeasible
+from ..search_spaces.inputs import build_problem, load_cluster
+from ..search_spaces.layout import Layout, Problem, Split
+from ..search_spaces.model import ModelSpec
+from ..search_spaces.quantities import model_constants
+from ..search_spaces.stack import Stack
+from .advice import advice
+from .checked import Change, Checked, Fit, Mended
+from .exporters.splits import layer_counts
+from .job_layout import filled, given_of, laid_out, model_of, stack_of
+from .legality import Broken, Known, broken_rules, known_of, nearest, not_judged
+from .mending import breaking_term, mends
+from .planner import assumptions, evaluate, plan, price_layout, switched
+from .readers import Finding, Job, SplitWish, read_job
+from .readers.spelling import ends_spelled, overlap_spelled, spelled
+from .readers.splits import cut, first_last_counts, uneven_remedy
+from .result import PricedLayout
+from .tolerance import Tolerance, judge
+from .waterfall import changed_columns, term_bars, waterfall
+
+Progress = Callable[[str, float], None]
+SAME = 1e-3
+"""Share of the step below which another layout is not faster."""
+SIZES = {
+    "layers": "decoder layers:",
+    "mtp_layers": "MTP layers:",
+    "heads": "attention heads:",
+    "kv_heads": "KV heads:",
+    "mlp_width": "feed-forward width:",
+    "experts": "experts:",
+    "expert_width": "expert width:",
+}
+"""Figures of a model that a configuration and a model that is given beside it can disagree on."""
+
+
+def check(
+    config: str | Path | Job,
+    model: str | Path | ModelSpec | None = None,
+    cluster: str | Path | ClusterSpec | None = None,
+    *,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    stack: str | Path | Stack | None = None,
+    precision: str | None = None,
+    framework: str | None = None,
+    framework_version: str | None = None,
+    form: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    profile: str | None = None,
+    memory_margin: float | None = None,
+    expert_imbalance: float | None = None,
+    vocab_size: int | None = None,
+    checkpoint_save_time_s: float | None = None,
+    best: bool = True,
+    time_limit_s: float | None = None,
+    progress: Progress | None = None,
+) -> Checked:
+    """Judges a job as far as what is known of it goes; what is given here stands in for what the configuration leaves out.
+
+    Without a model, a cluster or a batch the rules that need none are judged, and the rest is said to need which input. `best`
+    also looks for the best layout on the same devices. InputError for a configuration that cannot be read.
+    """
+    job = config if isinstance(config, Job) else read_job(config, form=form, devices=devices, variables=variables)
+    job = filled(job, devices, global_batch, seq_len, precision, vocab_size)
+    machine = load_cluster(cluster) if cluster is not None else job.problem.cluster if job.problem else None
+    spec = model_of(job, model)
+    software = stack_of(job, machine, stack, framework, framework_version)
+    layout, dp, split, cut_wrong = laid_out(job, spec, software)
+    known = known_of(job, layout, dp, split, spec, software, machine)
+    broken = [*_as_broken((*job.findings, *cut_wrong)), *_with_uneven(broken_rules(known), known)]
+    near = nearest(known, broken) if broken else []
+    unpriced = [*_missing(job, spec, machine, software), *_unpriceable(job, layout, dp, broken)]
+    said = list(job.assumptions)
+    problem = priced = found = curves = None
+    if spec is not None and machine is not None and software is not None and not list(_missing(job, spec, machine, software)):
+        problem = _problem(job, spec, machine, software, memory_margin, expert_imbalance, vocab_size)
+        curves = load_profile(machine.accelerator.name, profile)
+        said += [each for each in assumptions(problem, curves, profile) if each not in said]
+    if problem is not None and not unpriced:
+        try:
+            priced, _ = evaluate(problem, layout, profile=profile, replayed=False)
+        except Infeasible as error:
+            unpriced += error.reasons or (error.summary,)
+    cost = CostModel(problem, curves) if problem is not None and curves is not None else None
+    fit = _fit(job, CostModel(switched(problem, layout), curves), priced) if problem and curves and priced else None
+    if best and problem is not None:
+        found = _best(problem, profile, time_limit_s, progress)
+    start = priced
+    if priced is None and problem is not None:
+        start = _nearest_priced(problem, layout, near, known, profile)
+    fine = not broken and fit is not None and fit.over_gib <= 0
+    way = _way(job, problem, cost, start, layout, found, fine)
+    tolerance = _tolerance(job, machine, priced, problem, checkpoint_save_time_s)
+    broken += tolerance.broken if tolerance else ()
+    legal = not broken if known.judged or broken else None
+    return Checked(
+        paraplan=version("paraplan"),
+        format=job.format,
+        framework=job.framework or (software.framework if software else None),
+        stack=software.name if software else None,
+        model=spec.name if spec else job.model_name,
+        cluster=machine.name if machine else None,
+        accelerator=machine.accelerator.name if machine else None,
+        devices=job.devices,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        problem=problem,
+        given=given_of(job, layout, dp),
+        stages=split.counts if split else (),
+        ok=not broken and (fit is None or fit.over_gib <= 0),
+        legal=legal,
+        broken=tuple(broken),
+        nearest=tuple(_spelled_change(job, layout, change, known.values.get("layers")) for change in near),
+        nearest_columns=tuple(near),
+        advice=(
+            *_other_model(job, spec, model),
+            *_other_supernode(job, machine),
+            *(each.sentence for each in job.advice),
+            *advice(known, machine, problem, layout),
+        ),
+        judged=len(known.judged),
+        not_judged=not_judged(known),
+        unpriced=tuple(dict.fromkeys(unpriced)),
+        fit=fit,
+        priced=priced,
+        nearest_priced=start if priced is None else None,
+        fault_tolerance=tolerance.model_copy(update={"broken": ()}) if tolerance else None,
+        assumptions=tuple(dict.fromkeys(said)),
+        unknown=job.unknown,
+        unresolved=job.unresolved,
+        **way,
+    )
+
+
+def _as_broken(findings: Iterable[Finding]) -> Iterator[Broken]:
+    for each in findings:
+        yield Broken(rule=each.rule, sentence=each.sentence, reason=each.reason, source=each.source, scope="framework")
+
+
+def _with_uneven(broken: Sequence[Broken], known: Known) -> Iterator[Broken]:
+    """The rules with, for an even split that does not come out, the uneven one that is nearest."""
+    for each in broken:
+        remedy = (
+            uneven_remedy(known.values["layers"], known.values["pp"]) if each.rule == "C060" and known.values["vpp"] == 1 else ""
+        )
+        yield each.model_copy(update={"sentence": f"{each.sentence[:-1]}, as would {remedy}."}) if remedy else each
+
+
+# --- what it costs -----------------------------------------------------------------------------------------------------------
+
+
+def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, stack: Stack | None) -> Iterator[str]:
+    """What is not known and a price needs, in one sentence."""
+    inputs = {
+        "a model (MODEL)": model,
+        "a cluster (--cluster)": cluster,
+        "a framework (--framework or --stack)": stack,
+        "the number of devices (--devices)": job.devices,
+        "the global batch (--global-batch)": job.global_batch,
+        "the sequence length (--seq-len)": job.seq_len,
+    }
+    missing = [name for name, value in inputs.items() if value is None]
+    if missing:
+        yield f"Memory and time need {', '.join(missing)}."
+
+
+def _unpriceable(job: Job, layout: Layout, dp: int | None, broken: Sequence[Broken]) -> Iterator[str]:
+    """What leaves nothing to price, in sentences."""
+    if layout.cp > 1 and layout.cp_type not in PRICED_CP_TYPES:
+        yield f"cp_type {layout.cp_type} is not priced; {', '.join(PRICED_CP_TYPES)} are."
+    if job.devices is not None and dp is None:
+        yield "A layout that does not divide its devices has no price."
+    elif job.devices is not None and layout.devices > job.devices:
+        yield f"A layout of {layout.devices:,} devices has no price on {job.devices:,}."
+    elif any(each.rule in ("C060", "C061", "C062", "C063", "C063a", "C071", "C072") for each in broken):
+        yield "A layout whose stages cannot be cut has no price."
+    elif any(each.rule == "C002" for each in broken):
+        yield "A layout whose expert grid does not fit its devices has no price."
+
+
+def _problem(
+    job: Job,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    stack: Stack,
+    memory_margin: float | None,
+    expert_imbalance: float | None,
+    vocab_size: int | None,
+) -> Problem:
+    """The problem that the job is a layout of. Stages that its own configuration lists can be said."""
+    free = not job.split.free and not job.split.even
+    software = stack.model_copy(update={"split_forms": tuple(dict.fromkeys((*stack.split_forms, "layout")))}) if free else stack
+    return build_problem(
+        model,
+        cluster,
+        job.devices or 1,
+        job.global_batch or 1,
+        job.seq_len or 1,
+        software,
+        job.precision or "bf16",
+        memory_margin=memory_margin,
+        expert_imbalance=expert_imbalance,
+        vocab_size=vocab_size,
+    )
+
+
+def _fit(job: Job, cost: CostModel, priced: PricedLayout) -> Fit:
+    """Whether the fullest stage fits, and what mends it where that is not sure."""
+    memory = priced.memory
+    stage, term, term_gib = breaking_term(priced)
+    free = memory.capacity_gib - cost.problem.cluster.context_bytes.value / GIB
+    helps = mends(cost, priced) if memory.peak_gib > free else ()
+    return Fit(
+        verdict=memory.verdict,
+        stage=stage,
+        peak_gib=memory.peak_gib,
+        free_gib=free,
+        over_gib=memory.peak_gib - free,
+        term=term,
+        term_gib=term_gib,
+        mends=tuple(
+            Mended(
+                changes=tuple((spelled(job.format, priced.layout, c), spelled(job.format, mend.layout, c)) for c in mend.columns),
+                peak_gib=mend.peak_gib,
+                step_time_s=mend.step_time_s,
+                slower=mend.slower,
+                verdict="fits" if mend.surely else "unsure",
+            )
+            for mend in helps
+        ),
+    )
+
+
+def _best(problem: Problem, profile: str | None, time_limit_s: float | None, progress: Progress | None) -> Any:
+    """The best plan of the problem, or the Infeasible that says why there is none."""
+    try:
+        return plan(problem, profile=profile, top=1, time_limit_s=time_limit_s, progress=progress)
+    except Infeasible as error:
+        return error
+
+
+def _nearest_priced(
+    problem: Problem, layout: Layout, near: Sequence[Mapping[str, int]], known: Known, profile: str | None
+) -> PricedLayout | None:
+    """The nearest legal layout of a job that has no price itself, priced; None where it changes the problem or has no price."""
+    for change in near:
+        if change.keys() & {"global_batch", "seq_len"}:
+            continue
+        new = layout.model_copy(update={**change, "stages": ()})
+        each = new.tp * new.cp * new.pp
+        dp = problem.devices // each if known.dp_follows else new.dp
+        count = problem.workload.global_batch // (new.micro_batch * dp)
+        update = {"dp": dp, "edp": max(1, new.tp * new.cp * dp // (new.ep * new.etp)), "num_microbatches": max(1, count)}
+        new = new.model_copy(update={**update, "sequence_parallel": new.sequence_parallel and new.tp > 1})
+        new = _cut_as_proposed(problem, new)
+        try:
+            return evaluate(problem, new, profile=profile, replayed=False)[0]
+        except Infeasible:
+            continue
+    return None
+
+
+def _cut_as_proposed(problem: Problem, layout: Layout) -> Layout:
+    """The layout with even stages, or the first and the last of their own that are proposed where these do not come out."""
+    layers, mtp = problem.model.num_layers, problem.model.mtp.layers if problem.model.mtp else 0
+    ends = first_last_counts(layers, layout.pp) if layers % (layout.pp * layout.vpp) else None
+    wish = SplitWish(first=ends[0], last=ends[1]) if ends else SplitWish()
+    split = cut(wish, layers, mtp, layout.pp, layout.vpp)
+    return layout.model_copy(update={"stages": split.stages(layers, layout.recompute)}) if isinstance(split, Split) else layout
+
+
+def _way(
+    job: Job,
+    problem: Problem | None,
+    cost: CostModel | None,
+    priced: PricedLayout | None,
+    layout: Layout,
+    found: Any,
+    fine: bool,
+) -> dict[str, Any]:
+    """The best layout and the way to it, in the format's words, largest gain first; none from a job that is `fine` and as fast."""
+    if found is None or problem is None:
+        return {}
+    if isinstance(found, Infeasible):
+        return {"best_status": " ".join((found.summary, *found.reasons))}
+    best = found.plan
+    way: dict[str, Any] = {"best": best, "certificate": found.certificate, "best_status": found.certificate.status}
+    if priced is None or cost is None:
+        columns = changed_columns(problem, layout, best.layout)
+        changes = [_change(job, layout, best.layout, column) for column in columns]
+        return {**way, "changes": tuple(change for change in changes if change.before != change.after)}
+    faster = 1.0 - best.step_time_s / priced.step_time_s
+    if faster < SAME and fine:
+        return {**way, "faster": faster}
+    hidden, shown = _overlapped(job, problem, cost, priced)
+    walk = waterfall(cost, hidden, best)
+    walk = walk.model_copy(update={"difference_s": best.step_time_s - priced.step_time_s, "terms": term_bars(priced, best)})
+    changes = [
+        *shown,
+        *(
+            _change(job, priced.layout, best.layout, decision.column).model_copy(
+                update={"seconds": decision.seconds, "peak_gib": decision.peak_gib}
+            )
+            for decision in walk.decisions
+        ),
+    ]
+    changes.sort(key=lambda change: change.seconds or 0.0)
+    return {**way, "faster": faster, "waterfall": walk, "changes": tuple(changes)}
+
+
+def _overlapped(job: Job, problem: Problem, cost: CostModel, priced: PricedLayout) -> tuple[PricedLayout, list[Change]]:
+    """The job with everything hidden behind compute that its stack can hide, and what switching that on brings."""
+    stack = problem.stack.overlap
+    off = [name for name in job.exposed if getattr(stack, name) > 0]
+    if not off:
+        return priced, []
+    hidden = price_layout(cost, priced.layout.model_copy(update={"overlap": {}}), simulated=False)
+    before, after = (overlap_spelled(job.format, off, on) for on in (False, True))
+    seconds, gib = hidden.step_time_s - priced.step_time_s, hidden.memory.peak_gib - priced.memory.peak_gib
+    return hidden, [Change(column="overlap", before=before, after=after, seconds=seconds, peak_gib=gib)]
+
+
+def _change(job: Job, before: Layout, after: Layout, column: str) -> Change:
+    """One column's change; with the pipeline's shape goes how its stages are cut, where that has to be said."""
+    said = [spelled(job.format, layout, column) for layout in (before, after)]
+    shaped = "pp" if before.pp != after.pp else "vpp"
+    if column == shaped and (_uneven(before) or _uneven(after)):
+        said = [f"{text} {spelled(job.format, layout, 'stages')}" for text, layout in zip(said, (before, after), strict=True)]
+    return Change(column=column, before=said[0], after=said[1])
+
+
+def _uneven(layout: Layout) -> bool:
+    return len(set(layer_counts(layout.stages, layout.schedule))) > 1 if layout.stages else False
+
+
+def _spelled_change(job: Job, layout: Layout, change: Mapping[str, int], layers: int | None) -> tuple[str, ...]:
+    """A change of columns in the format's words, with the uneven cut that it needs where the even one does not come out."""
+    own = {name: value for name, value in change.items() if name not in ("global_batch", "seq_len")}
+    changed = layout.model_copy(update={**own, "stages": ()})
+    words = {"global_batch": "global batch", "seq_len": "sequence length"}
+    said = [spelled(job.format, changed, name) if name in own else f"{words[name]} {value}" for name, value in change.items()]
+    ends = first_last_counts(layers, changed.pp) if layers and layers % (changed.pp * changed.vpp) else None
+    return (*said, ends_spelled(job.format, *ends)) if ends else tuple(said)
+
+
+def _other_model(job: Job, model: ModelSpec | None, given: object) -> Iterator[str]:
+    """Sizes of the configuration that the given model does not have."""
+    if given is None or model is None:
+        return
+    theirs = model_constants(model)
+    for name, value in job.sizes.items():
+        if name in SIZES and theirs[name] != value:
+            yield f"{SIZES[name]} {value} in the configuration, {theirs[name]} in {model.name}: the latter is judged"
+
+
+def _other_supernode(job: Job, cluster: ClusterSpec | None) -> Iterator[str]:
+    """A job that names another supernode than the cluster has."""
+    if cluster is None or job.supernode_size is None:
+        return
+    size = next(level.size for level in cluster.levels if level.name == cluster.supernode)
+    if size != job.supernode_size:
+        yield f"the job has {job.supernode_size} accelerators in a supernode, a {cluster.supernode} of {cluster.name} has {size}"
+
+
+def _tolerance(
+    job: Job, cluster: ClusterSpec | None, priced: PricedLayout | None, problem: Problem | None, save_s: float | None
+) -> Tolerance | None:
+    if job.fault_tolerance is None:
+        return None
+    least = None
+    if priced is not None and problem is not None:
+        fullest = max(priced.memory.stages, key=lambda each: each.peak_gib).terms_gib
+        states = fullest.get("weights", 0.0) + fullest.get("optimizer", 0.0)
+        least = states * GIB / problem.cluster.host_link.bandwidth_bytes_per_s.value
+    return judge(job.fault_tolerance, cluster, job.devices, priced.step_time_s if priced else None, save_s, least)
+
+
+__all__ = ["Change", "Checked", "Fit", "Mended", "check"]

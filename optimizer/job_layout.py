@@ -1,0 +1,147 @@
+"""A job completed into a layout: what the caller gives, the model, the software, and the stages that the framework would cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.documents import to_record
+from ..search_spaces.errors import InputError
+from ..search_spaces.inputs import framework_stack, load_model, load_stack
+from ..search_spaces.layout import FULL_BLOCK, Layout, Recompute, Split
+from ..search_spaces.model import ModelSpec
+from ..search_spaces.stack import Stack
+from ..search_spaces.workload import Precision
+from .readers import Finding, Job
+from .readers.splits import cut
+
+GIVEN = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")
+
+
+def filled(job: Job, devices: int | None, batch: int | None, seq_len: int | None, precision: str | None, vocab: int | None) -> Job:
+    """The job with what the caller gives, which comes before what the configuration says; differences are told."""
+    for word in (precision, job.precision):
+        if word is not None and word not in get_args(Precision):
+            raise InputError(f"precision {word[:40]!r} is not one of {', '.join(get_args(Precision))}")
+    told: list[Finding] = []
+    changed: dict[str, Any] = {}
+    given: dict[str, Any] = {
+        "devices": devices,
+        "global_batch": batch,
+        "seq_len": seq_len,
+        "precision": precision,
+        "vocab_size": vocab,
+    }
+    for name, value in given.items():
+        own = getattr(job, name)
+        if value is None:
+            continue
+        if name != "precision" and int(value) < 1:
+            raise InputError(f"{name} {value}: must be at least 1")
+        changed[name] = value
+        if own is not None and own != value:
+            told.append(Finding("given", f"{name} {value} is given in place of the configuration's {own}."))
+    return replace(job, **changed, advice=(*job.advice, *told))
+
+
+def model_of(job: Job, given: str | Path | ModelSpec | None) -> ModelSpec | None:
+    """The model that is given, or the configuration's own."""
+    if given is not None:
+        return load_model(given)
+    if job.model is not None:
+        return job.model
+    return load_model(job.model_name) if job.model_name is not None else None
+
+
+def stack_of(
+    job: Job, cluster: ClusterSpec | None, given: str | Path | Stack | None, framework: str | None, framework_version: str | None
+) -> Stack | None:
+    """The software: what is given, else the framework that the format is written for, with what the configuration changes of it."""
+    if given is not None:
+        chosen: Stack | None = load_stack(given)
+    elif framework is not None or framework_version is not None:
+        named = framework or job.framework
+        if named is None:
+            raise InputError(f"framework-version: {framework_version} needs a framework beside it")
+        chosen = framework_stack(named, framework_version)
+    elif job.stack is not None:
+        chosen = load_stack(job.stack)
+    elif job.problem is not None:
+        chosen = job.problem.stack
+    elif job.framework is not None:
+        chosen = framework_stack(job.framework)
+    elif cluster is not None:
+        chosen = load_stack(cluster.default_stack)
+    else:
+        chosen = None
+    return chosen.model_copy(update=dict(job.stack_changes)) if chosen is not None else None
+
+
+def laid_out(job: Job, model: ModelSpec | None, stack: Stack | None) -> tuple[Layout, int | None, Split | None, list[Finding]]:
+    """(layout, its dp if that can be told, the stages that the framework cuts, what is wrong with them)."""
+    degrees = {name: value for name, value in job.degrees.items() if name not in ("dp", "num_microbatches", "edp")}
+    dp = job.degrees.get("dp", _following(job, degrees))
+    choices = {**_usual(job, degrees.get("vpp", 1), stack), **job.choices}
+    stage = degrees.get("tp", 1) * degrees.get("cp", 1)
+    experts = degrees.get("ep", 1) * degrees.get("etp", 1)
+    each = degrees.get("micro_batch", 1) * (dp or 1)
+    layers = model.num_layers if model else job.sizes.get("layers")
+    mtp = (model.mtp.layers if model.mtp else 0) if model else job.sizes.get("mtp_layers", 0)
+    split: Split | None = None
+    wrong: list[Finding] = []
+    if layers is not None:
+        found = cut(job.split, layers, mtp, degrees.get("pp", 1), degrees.get("vpp", 1))
+        split, wrong = (found, []) if isinstance(found, Split) else (None, [found] if found else [])
+    data = {
+        **degrees,
+        **choices,
+        "dp": dp or 1,
+        "edp": max(1, stage * (dp or 1) // experts),
+        "num_microbatches": max(1, (job.global_batch or each) // each),
+        "overlap": dict.fromkeys(job.exposed, 0.0),
+    }
+    layout = to_record(Layout, data, f"{job.format} layout")
+    if split is not None and layers is not None:
+        layout = layout.model_copy(update={"recompute": _plain_recompute(layout.recompute, split)})
+        layout = layout.model_copy(update={"stages": split.stages(layers, layout.recompute)})
+    return layout, dp, split, wrong
+
+
+def _following(job: Job, degrees: Mapping[str, int]) -> int | None:
+    """What tp·cp·pp leave of the devices; None where it is not whole."""
+    each = degrees.get("tp", 1) * degrees.get("cp", 1) * degrees.get("pp", 1)
+    return job.devices // each if job.devices is not None and job.devices % each == 0 else None
+
+
+def _usual(job: Job, vpp: int, stack: Stack | None) -> dict[str, str]:
+    """Choices of a format that does not name them."""
+    usual = {"schedule": "interleaved" if vpp > 1 else "1f1b", "optimizer_sharding": "zero1", "cp_type": "p2p"}
+    if stack is None:
+        return usual
+    offered = {"schedule": stack.schedules, "optimizer_sharding": stack.optimizer_shardings, "cp_type": stack.cp_types}
+    return {name: value if value in offered[name] else offered[name][0] for name, value in usual.items()}
+
+
+def _plain_recompute(recompute: str, split: Split) -> str:
+    """ "full" for a block that is as deep as the fullest chunk."""
+    choice = Recompute.parse(recompute)
+    whole = choice.mode == FULL_BLOCK and choice.layers >= max(split.counts)
+    return "full" if whole else recompute
+
+
+def given_of(job: Job, layout: Layout, dp: int | None) -> dict[str, int | str]:
+    """The layout as far as it is known."""
+    found: dict[str, int | str] = {}
+    for name in GIVEN:
+        follows = name in ("dp", "num_microbatches") and dp is None
+        unknown = name == "micro_batch" and name not in job.degrees
+        batch = name == "num_microbatches" and (job.global_batch is None or "micro_batch" not in job.degrees)
+        if not (follows or unknown or batch):
+            found[name] = getattr(layout, name)
+    chosen = {
+        name: getattr(layout, name) for name in ("cp_type", "schedule", "optimizer_sharding", "recompute", "offload", "rank_order")
+    }
+    return {**found, "sequence_parallel": "on" if layout.sequence_parallel else "off", **chosen} if job.choices else found

@@ -1,0 +1,150 @@
+"""A job's configuration in whatever format it is written: recognised by its content, read as text, never executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import yaml
+
+from ...search_spaces.documents import MAX_BYTES
+from ...search_spaces.errors import InputError
+from . import deepspeed, job_yaml, megatron_bridge, megatron_script, mindformers, paraplan, torchtitan
+from .job import FaultTolerance, Finding, Job, SplitWish
+
+__all__ = ["FORMATS", "FaultTolerance", "Finding", "Job", "SplitWish", "read_file", "read_job", "read_text", "recognise"]
+
+Variables = Mapping[str, str]
+Reader = Callable[[str, str, int | None, Variables | None], Job]
+
+FORMATS: dict[str, Reader] = {
+    "megatron-lm": lambda text, where, devices, given: megatron_script.read(text, where, "megatron-lm", devices, given),
+    "mindspeed-llm": lambda text, where, devices, given: megatron_script.read(text, where, "mindspeed-llm", devices, given),
+    "megatron-bridge": lambda text, where, devices, given: megatron_bridge.read(text, where, devices, given),
+    "mindformers": lambda text, where, devices, given: mindformers.read(text, where, devices),
+    "torchtitan": lambda text, where, devices, given: torchtitan.read(text, where, devices, given),
+    "deepspeed": lambda text, where, devices, given: deepspeed.read(text, where, devices),
+    "job": lambda text, where, devices, given: job_yaml.read(text, where, devices),
+    "paraplan": lambda text, where, devices, given: paraplan.read(text, where, devices),
+}
+"""Format → reader of a text, its name in errors, the devices that the caller names, and variables that the caller sets."""
+
+UNKNOWN = (
+    "is of no format that is known here: a launch script of Megatron-LM or MindSpeed-LLM, overrides of Megatron-Bridge, a "
+    "mindformers or job YAML, a torchtitan command line or TOML, a DeepSpeed JSON, a plan.json or tp=8,pp=4; --format says which"
+)
+
+
+def read_job(config: str | Path, *, form: str | None = None, devices: int | None = None, variables: Variables | None = None) -> Job:
+    """The job of a file, or of a layout such as "tp=8,pp=4" itself. InputError names what cannot be read, and why."""
+    where, text = _layout_or_file(config)
+    if form is not None and form not in FORMATS:
+        raise InputError(f"--format {form!r} is not one of {', '.join(FORMATS)}")
+    return read_text(text, where, form=form, devices=devices, variables=variables)
+
+
+def read_text(
+    text: str, where: str, *, form: str | None = None, devices: int | None = None, variables: Variables | None = None
+) -> Job:
+    """The job of a text; `where` names it in errors."""
+    chosen = form or recognise(text, where)
+    return FORMATS[chosen](text, where, devices, variables)
+
+
+def recognise(text: str, where: str) -> str:
+    """The format of a text, by what it holds. InputError if it is none of them."""
+    if not text.strip():
+        raise InputError(f"{where}: is empty; give a job's configuration")
+    if text.lstrip().startswith("{"):
+        return _json_format(text, where)
+    if paraplan.is_layout(text):
+        return "paraplan"
+    if torchtitan.is_toml(text) or re.search(r"--(parallelism|training)\.\w", text):
+        return "torchtitan"
+    if megatron_bridge.overrides(text, where):
+        return "megatron-bridge"
+    if megatron_script.is_megatron(text):
+        return "mindspeed-llm" if megatron_script.is_mindspeed(text) else "megatron-lm"
+    keys = set(re.findall(r"^([A-Za-z_][\w]*)\s*:", text, re.MULTILINE))
+    if "parallel_config" in keys:
+        return "mindformers"
+    if re.search(r"\bstrategy\s*:", text):
+        return "job"
+    if re.search(r"^\s+(tensor|pipeline)_model_parallel_size\s*:", text, re.MULTILINE):
+        return "megatron-bridge"
+    raise InputError(f"{where}: {UNKNOWN}")
+
+
+def _json_format(text: str, where: str) -> str:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = _flow_yaml(text)
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: is not complete JSON; copy the file again")
+    if {"plan", "problem", "layout", "certificate"} & data.keys():
+        return "paraplan"
+    if "task" in data or "strategy" in data:
+        return "job"
+    if {*deepspeed.KEYS, "zero_optimization", "bf16", "fp16", "tensor_parallel"} & data.keys():
+        return "deepspeed"
+    if "parallel_config" in data:
+        return "mindformers"
+    raise InputError(f"{where}: {UNKNOWN}")
+
+
+def _flow_yaml(text: str) -> object:
+    """A mapping in braces that is YAML but not JSON; aliases, which unfold into gigabytes, are not looked at."""
+    if "&" in text or len(text) > 100_000:
+        return None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+
+
+def _layout_or_file(config: str | Path) -> tuple[str, str]:
+    """(name in errors, text) of a file, or of a layout that is given in place of one."""
+    given = str(config)
+    if not _exists(given):
+        if "=" in given and paraplan.is_layout(given):
+            return "layout", given
+        raise InputError(f"{_shortened(given)}: there is no such file, nor is it a layout such as tp=8,pp=4")
+    return read_file(config)
+
+
+def _exists(given: str) -> bool:
+    try:
+        return Path(given).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long for a name, or with a null byte in it
+        return False
+
+
+def _shortened(given: str) -> str:
+    return given if len(given) <= 80 else given[:77] + "…"
+
+
+def read_file(path: str | Path) -> tuple[str, str]:
+    """(name in errors, text) of a file, line ends as they are on Unix. InputError for what is not text."""
+    given = str(path)
+    if not _exists(given):
+        raise InputError(f"{_shortened(given)}: there is no such file")
+    path = Path(given).expanduser()
+    if path.is_dir():
+        raise InputError(f"{given}: is a folder; name the file in it that configures the job")
+    if not path.is_file():
+        raise InputError(f"{given}: is not an ordinary file")
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise InputError(f"{given}: has {size:,} bytes; at most {MAX_BYTES:,} are read")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{given}: is not UTF-8 text (byte {error.start}); give the job's configuration") from error
+    except OSError as error:
+        raise InputError(f"{given}: cannot be read: {error.strerror}") from error
+    if "\x00" in text:
+        raise InputError(f"{given}: holds null bytes, which no text has; give the job's configuration")
+    return given, text.replace("\r\n", "\n")

@@ -1,0 +1,133 @@
+"""DeepSpeed: its JSON. The world size is not in it, nor is the model."""
+
+from __future__ import annotations
+
+from ...search_spaces.documents import parse_document
+from ...search_spaces.errors import InputError
+from .job import Finding, Job
+from .structured import Document
+
+FRAMEWORK = "deepspeed"
+CONFIG = "deepspeed/runtime/config.py"
+ZERO = "deepspeed/runtime/zero/config.py"
+KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+PLAIN = (
+    *("optimizer.", "scheduler.", "gradient_clipping", "prescale", "steps_per_print", "wall_clock", "dump_state", "flops_profiler"),
+    *("activation_checkpointing.", "aio.", "comms_logger", "tensorboard", "wandb", "csv_monitor", "zero_allow", "data_efficiency"),
+    *("communication_data_type", "sparse_gradients", "checkpoint", "data_types.", "compile", "fp16.", "bf16.", "bfloat16."),
+    *(f"zero_optimization.{name}" for name in ("overlap_comm", "contiguous", "reduce_", "allgather_", "stage3_", "sub_group")),
+    *(f"zero_optimization.{name}" for name in ("round_robin", "load_from", "ignore_unused", "offload_optimizer", "offload_param")),
+)
+
+
+def read(text: str, where: str, devices: int | None = None) -> Job:
+    """The job of a DeepSpeed JSON on so many devices. InputError for JSON that is no such config."""
+    data = parse_document(text, where, as_json=True)
+    if not {*KEYS, "zero_optimization", "bf16", "fp16", "tensor_parallel"} & data.keys():
+        raise InputError(f"{where}: has neither {KEYS[0]} nor zero_optimization; give a DeepSpeed config")
+    doc = Document(data, where)
+    auto = tuple(f"{path} = auto" for path, value in doc.values.items() if value == "auto")
+    doc.values = {path: value for path, value in doc.values.items() if value != "auto"}
+    tp = doc.whole("tensor_parallel.autotp_size", least=0) or 1
+    cp = doc.whole("sequence_parallel_size") or 1
+    ep = doc.whole("expert_parallel.autoep_size") or 1 if doc.flag("expert_parallel.enabled") is not False else 1
+    etp = doc.whole("expert_parallel.expert_tensor_parallel_size") or 1
+    findings: list[Finding] = []
+    stage = doc.whole("zero_optimization.stage", least=0) or 0
+    if stage > 3:
+        raise InputError(f"{where}: zero_optimization.stage = {stage} must be 0, 1, 2 or 3")
+    if devices is not None and devices % (tp * cp):
+        findings.append(
+            Finding("C007", f"autotp_size · sequence_parallel_size = {tp * cp} does not divide the {devices} devices.", "", CONFIG)
+        )
+    dp = devices // (tp * cp) if devices is not None and devices % (tp * cp) == 0 else None
+    total, micro, steps = (doc.whole(key) for key in KEYS)
+    said: list[str] = []
+    total, micro = _batches(total, micro, steps, dp, findings, said)
+    offloaded = doc.text("zero_optimization.offload_optimizer.device") or "none"
+    ratio = doc.get("zero_optimization.offload_optimizer.ratio")
+    _offload_rules(doc, stage, offloaded, ratio, findings, where)
+    if doc.flag("fp16.enabled") and doc.flag("bf16.enabled", "bfloat16.enabled"):
+        findings.append(Finding("C121", "fp16 and bf16 are both enabled; enable one.", "they exclude each other", CONFIG))
+    secondary = doc.whole("zero_optimization.zero_hpz_partition_size") or 1
+    if secondary > 1:
+        said.append(f"zero_hpz_partition_size {secondary}: the second copy of the weights is not priced")
+    if offloaded == "nvme":
+        said.append("optimizer states on NVMe are priced as in host memory")
+    doc.skip(*PLAIN)
+    return Job(
+        format=FRAMEWORK,
+        framework=FRAMEWORK,
+        degrees={"tp": tp, "cp": cp, "ep": ep, "etp": etp, "vpp": 1, "pp": 1, **({"micro_batch": micro} if micro else {})},
+        choices={
+            "sequence_parallel": "false",
+            "cp_type": "a2a",
+            "schedule": "1f1b",
+            "optimizer_sharding": ("none", "zero1", "zero2", "zero3")[stage],
+            "recompute": "none",
+            "offload": f"optimizer:{_share(ratio)}" if offloaded != "none" and _share(ratio) != "0" else "none",
+        },
+        devices=devices,
+        global_batch=total,
+        precision="fp16" if doc.flag("fp16.enabled") else "bf16",
+        findings=tuple(findings),
+        assumptions=(
+            *said,
+            "pp 1 and no recompute: DeepSpeed's JSON has neither; both are in the code that trains",
+            *(["bf16: neither fp16 nor bf16 is enabled"] if not _some_precision(doc) else []),
+        ),
+        unknown=doc.unknown,
+        unresolved=auto,
+    )
+
+
+def _some_precision(doc: Document) -> bool:
+    return bool(doc.flag("fp16.enabled") or doc.flag("bf16.enabled", "bfloat16.enabled"))
+
+
+def _batches(
+    total: int | None, micro: int | None, steps: int | None, dp: int | None, findings: list[Finding], said: list[str]
+) -> tuple[int | None, int | None]:
+    """train_batch_size = micro · steps · dp: what two of the three leave of the third."""
+    if dp is None:
+        return total, micro
+    if total is None and micro is not None:
+        said.append(f"train_batch_size {micro * (steps or 1) * dp}: micro-batch · accumulation steps · replicas")
+        return micro * (steps or 1) * dp, micro
+    if total is not None and micro is None and total % (dp * (steps or 1)) == 0:
+        said.append(f"train_micro_batch_size_per_gpu {total // (dp * (steps or 1))}: what train_batch_size leaves")
+        return total, total // (dp * (steps or 1))
+    if total is not None and micro is not None and steps is not None and micro * steps * dp != total:
+        findings.append(
+            Finding(
+                "C029",
+                f"train_batch_size {total} is not micro-batch {micro} · accumulation {steps} · {dp} replicas = "
+                f"{micro * steps * dp}; leave gradient_accumulation_steps out, or set one of the three.",
+                "DeepSpeed checks the product",
+                CONFIG,
+            )
+        )
+    return total, micro
+
+
+def _offload_rules(doc: Document, stage: int, device: str, ratio: object, findings: list[Finding], where: str) -> None:
+    parameters = doc.text("zero_optimization.offload_param.device") or "none"
+    for name, value in (("offload_optimizer", device), ("offload_param", parameters)):
+        if value not in ("none", "cpu", "nvme"):
+            raise InputError(f"{where}: zero_optimization.{name}.device = {value[:40]!r} must be none, cpu or nvme")
+    if parameters != "none" and stage < 3:
+        findings.append(
+            Finding("C111", f"offload_param needs ZeRO stage 3; the stage is {stage}.", "only stage 3 shards parameters", ZERO)
+        )
+    if device != "none" and stage == 0:
+        findings.append(Finding("C111", "offload_optimizer needs ZeRO stage 1, 2 or 3; the stage is 0.", "", ZERO))
+    if device != "none" and ratio is not None and _share(ratio) != "1" and stage != 3:
+        findings.append(Finding("C111", f"offload_optimizer.ratio {ratio} needs ZeRO stage 3; the stage is {stage}.", "", ZERO))
+
+
+def _share(ratio: object) -> str:
+    try:
+        value = 1.0 if ratio is None else float(str(ratio))
+    except ValueError:
+        return "1"
+    return f"{min(max(value, 0.0), 1.0):g}"

@@ -1,0 +1,39 @@
+"""The exporters' table of knobs, read both ways: the only place where readers meet it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ..exporters.knobs import FRAMEWORKS, dialect
+
+TABLED = frozenset(FRAMEWORKS)
+"""Frameworks that the table spells knobs for."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Options of a framework's newest version."""
+
+    framework: str
+
+    def flag(self, knob: str, *values: object) -> tuple[str, ...]:
+        """The option of a knob and its values; Infeasible if the framework lacks it."""
+        return dialect(self.framework, "main").set(knob, *values).words
+
+    def has(self, knob: str) -> bool:
+        """Whether the framework has the knob."""
+        return dialect(self.framework, "main").has(knob)
+
+
+@cache
+def knobs_of(framework: str) -> Mapping[str, tuple[str, Mapping[str, str]]]:
+    """Option name without dashes → (knob, our words for its values), of a framework and what it stands on; its own comes first."""
+    own = FRAMEWORKS[framework]
+    found = {
+        flag.text.lstrip("-"): (knob, {str(theirs): ours for ours, theirs in flag.values.items()})
+        for knob, flags in own.spellings.items()
+        for flag in flags
+    }
+    return {**(knobs_of(own.base[0]) if own.base else {}), **found}

@@ -1,0 +1,108 @@
+"""The job YAML of a cluster's scheduler: task, resource, strategy and fault_tolerance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...search_spaces.documents import parse_document
+from ...search_spaces.errors import InputError
+from .job import MOST, FaultTolerance, Job, SplitWish
+from .options import whole
+from .structured import Document
+
+FORMAT = "job"
+STRATEGY = {
+    "tp": ("tensor_parallel", "tp"),
+    "pp": ("pipeline_parallel", "pp"),
+    "dp": ("data_parallel", "dp"),
+    "cp": ("context_parallel", "cp"),
+    "ep": ("expert_parallel", "ep"),
+    "etp": ("expert_tensor_parallel", "etp"),
+    "vpp": ("virtual_pipeline_parallel", "vpp"),
+    "micro_batch": ("micro_batch_size", "micro_batch"),
+}
+"""Columns and how `strategy` spells them."""
+TEXT = ("recompute", "optimizer_sharding", "schedule", "offload", "cp_type", "rank_order")
+
+
+def read(text: str, where: str, devices: int | None = None) -> Job:
+    """The job of a YAML. InputError where it has no strategy."""
+    data = parse_document(text, where)
+    task = data.get("task", data)
+    if not isinstance(task, dict) or not isinstance(task.get("strategy"), dict):
+        raise InputError(f"{where}: task.strategy is missing; give tensor_parallel, pipeline_parallel and data_parallel there")
+    doc = Document(task, f"{where}: task" if task is not data else where)
+    supernodes, each = doc.whole("resource.supernode"), doc.whole("resource.accelerator_per_node")
+    if supernodes and each and supernodes * each > MOST:
+        raise InputError(f"{where}: resource.supernode {supernodes} × accelerator_per_node {each} is no cluster")
+    given = {column: doc.whole(*(f"strategy.{name}" for name in names)) for column, names in STRATEGY.items()}
+    said = [f"{column} 1: strategy.{STRATEGY[column][0]} is not given" for column in ("tp", "pp") if given[column] is None]
+    degrees = {column: value or 1 for column, value in given.items() if column != "dp" or value is not None}
+    if given["micro_batch"] is None:
+        degrees.pop("micro_batch")
+    sp = doc.flag("strategy.sequence_parallel", "strategy.sp")
+    choices = {column: value for column in TEXT if (value := doc.text(f"strategy.{column}")) is not None}
+    if sp is not None:
+        choices["sequence_parallel"] = "true" if sp else "false"
+    global_batch = doc.whole("strategy.global_batch_size", "training.global_batch_size", "global_batch_size")
+    seq_len = doc.whole("strategy.seq_len", "training.seq_len", "strategy.sequence_length", "seq_len")
+    tolerance = _fault_tolerance(task.get("fault_tolerance"), where)
+    model = doc.text("model", "model.name")
+    split = _split(doc, degrees, where, said)
+    precision = doc.text("strategy.precision")
+    doc.skip(
+        "name",
+        "strategy.num_microbatches",
+        "resource.accelerator",
+        "fault_tolerance",
+        "priority",
+        "queue",
+        "image",
+        "command",
+        "env",
+    )
+    return Job(
+        format=FORMAT,
+        degrees=degrees,
+        choices=choices,
+        devices=devices or (supernodes * each if supernodes and each else None),
+        global_batch=global_batch,
+        seq_len=seq_len,
+        model_name=model,
+        precision=precision,
+        split=split,
+        supernode_size=each,
+        fault_tolerance=tolerance,
+        assumptions=tuple(said),
+        unknown=doc.unknown,
+    )
+
+
+def _split(doc: Document, degrees: dict[str, int], where: str, said: list[str]) -> SplitWish:
+    """Layers of each stage, or of each chunk in the virtual pipeline's order, where they are listed; else the planner's cut."""
+    name = "layers_per_chunk" if degrees.get("vpp", 1) > 1 else "layers_per_stage"
+    listed = doc.get(f"strategy.{name}")
+    if not isinstance(listed, list):
+        if name == "layers_per_chunk" and doc.get("strategy.layers_per_stage") is not None:
+            said.append("stages cut by the planner: layers_per_stage does not say what each chunk holds, layers_per_chunk would")
+        return SplitWish(free=True)
+    return SplitWish(counts=tuple(whole(each, f"{where}: strategy.{name}", 0) for each in listed))
+
+
+def _fault_tolerance(given: Any, where: str) -> FaultTolerance | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise InputError(f"{where}: fault_tolerance must be a mapping of checkpoint_interval, node_failure_policy and state_store")
+    store = given.get("state_store")
+    stores = store if isinstance(store, list) else [] if store is None else [store]
+
+    def text(name: str) -> str | None:
+        return None if given.get(name) is None else str(given[name])
+
+    return FaultTolerance(
+        checkpoint_interval=text("checkpoint_interval"),
+        node_failure_policy=text("node_failure_policy"),
+        state_store=tuple(str(each) for each in stores),
+        checkpoint_save_time=text("checkpoint_save_time"),
+    )

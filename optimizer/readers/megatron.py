@@ -1,0 +1,345 @@
+"""A job of the Megatron family from what its options set: layout, batch, stages, memory, with the framework's defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ...search_spaces.errors import InputError
+from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES
+from ..exporters.splits import parse_megatron_layout
+from .dialects import TABLED, Words
+from .job import Finding, Job, SplitWish
+from .megatron_model import Described, describe, noops
+from .options import Knobs
+from .shell import shown
+
+ARGUMENTS = "Megatron-LM megatron/training/arguments.py"
+DEGREES = ("tp", "cp", "pp", "ep", "micro_batch")
+SHARDING_BY_STRATEGY = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+MINDSPEED_SELECTIVE = {"recompute_norm": "layernorm", "recompute_activation": "moe_act", "recompute_mla": "mla_up_proj"}
+
+
+def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_size: int | None = None) -> Job:
+    """The job that some options describe. InputError for a value that no framework reads; rules that it breaks are findings."""
+    model = describe(knobs, vocab_size)
+    degrees, assumptions = _degrees(knobs, model)
+    findings: list[Finding] = []
+    degrees["vpp"] = _vpp(knobs, model, degrees["pp"], findings)
+    split, listed = _split(knobs, degrees, model, findings)
+    if listed is not None:
+        degrees["vpp"] = listed
+    schedule = _schedule(knobs, degrees)
+    findings += [*_vocabulary(knobs, degrees["tp"]), *_lacking(knobs, framework)]
+    sharding, said = _sharding(knobs, degrees, devices)
+    assumptions += [*said, *_assumed(knobs, framework), *model.assumptions]
+    return Job(
+        format=form,
+        framework=framework,
+        degrees=degrees,
+        choices={
+            "sequence_parallel": "true" if _sequence_parallel(knobs, degrees, framework) else "false",
+            "cp_type": _cp_type(knobs),
+            "schedule": schedule,
+            "optimizer_sharding": sharding,
+            "recompute": _recompute(knobs, framework, findings),
+            "offload": _offload(knobs, model),
+            "rank_order": "tp-cp-ep-pp-dp" if knobs.has("rank_order_pp_inside_dp") else "tp-cp-ep-dp-pp",
+        },
+        exposed=tuple(_exposed(knobs)),
+        devices=devices,
+        global_batch=knobs.whole("global_batch"),
+        seq_len=knobs.whole("seq_len"),
+        precision=_precision(knobs, findings),
+        vocab_size=vocab_size,
+        model=model.model,
+        sizes=model.sizes,
+        split=split,
+        stack="megatron-fsdp" if sharding.partition(":")[0] in ("zero2", "zero3", "hsdp") and framework == "megatron-lm" else None,
+        stack_changes=_stack_changes(knobs, framework),
+        findings=tuple(findings),
+        advice=tuple(knobs.told),
+        assumptions=tuple(assumptions),
+        unknown=tuple(knobs.unknown),
+        unresolved=tuple(knobs.unresolved),
+    )
+
+
+def _degrees(knobs: Knobs, model: Described) -> tuple[dict[str, int], list[str]]:
+    """tp, cp, pp, ep, etp and micro-batch; etp that is not given is tp, as Megatron has it."""
+    given = {name: knobs.whole(name) for name in (*DEGREES, "etp")}
+    _refuse_unset(knobs)
+    degrees = {name: given[name] or 1 for name in DEGREES}
+    moe = model.sizes.get("experts", 0) > 0 or (degrees["ep"] > 1 and "experts" not in model.sizes)
+    said = [f"{name} 1: Megatron's default, as {option} is not given" for name, option in OPTIONS.items() if given[name] is None]
+    if given["etp"] is None and moe and degrees["tp"] > 1:
+        said.append(f"etp {degrees['tp']}: left out, --expert-tensor-parallel-size is tp, not 1")
+    degrees["etp"] = (given["etp"] or degrees["tp"]) if moe else 1
+    return degrees, said
+
+
+def _refuse_unset(knobs: Knobs) -> None:
+    """A degree that is given but has no value in the file cannot be taken for its default."""
+    for knob in (*DEGREES, "etp", "vpp", "vpp_layers", "layout"):
+        if knobs.has(knob) and knobs.values[knob] and knobs.text(knob) is None:
+            said = f"{knobs.names[knob]} {' '.join(map(shown, knobs.values[knob]))}"
+            raise InputError(f"{knobs.where}: {said} has no value in the file; give it, as with --set NAME=8")
+
+
+OPTIONS = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "micro_batch": "--micro-batch-size"}
+
+
+def _vpp(knobs: Knobs, model: Described, pp: int, findings: list[Finding]) -> int:
+    """Chunks per stage, given as such or as layers of a chunk."""
+    ways = [knobs.names[knob] for knob in ("vpp", "vpp_layers", "layout") if knobs.has(knob)]
+    if len(ways) > 1:
+        findings.append(
+            Finding("C062", f"{' and '.join(ways)} both say how stages are cut; give one.", "they exclude each other", ARGUMENTS)
+        )
+    chunks, depth = knobs.whole("vpp"), knobs.whole("vpp_layers")
+    if chunks is not None or depth is None or "layers" not in model.sizes:
+        return chunks or 1
+    layers = knobs.whole("layers") or 0
+    if layers % (pp * depth):
+        findings.append(
+            Finding(
+                "C060",
+                f"chunks of {depth} layers on pp = {pp} stages, {pp * depth} a round, do not divide {layers} layers"
+                f"{_near_depths(layers, pp)}.",
+                "a stage's chunks hold as many layers each",
+                ARGUMENTS,
+            )
+        )
+        return 1
+    return layers // (pp * depth)
+
+
+def _near_depths(layers: int, pp: int) -> str:
+    if layers % pp:
+        return ""
+    depths = [d for d in range(1, layers // pp + 1) if (layers // pp) % d == 0]
+    return f"; {', '.join(map(str, depths))} would"
+
+
+def _split(knobs: Knobs, degrees: dict[str, int], model: Described, findings: list[Finding]) -> tuple[SplitWish, int | None]:
+    """How stages are cut, and the chunks per stage where a layout string says so."""
+    pp, vpp = degrees["pp"], degrees["vpp"]
+    text = knobs.text("layout")
+    if text is not None:
+        try:
+            stages = parse_megatron_layout(text.replace(" ", "") if text.startswith("[") else text, pp)
+        except InputError as error:
+            findings.append(Finding("C063", f"{error}.", "Megatron-Core refuses the layout", ARGUMENTS))
+            return SplitWish(free=True), None
+        return SplitWish(layout=stages), len(stages[0].chunks)
+    listed = knobs.text("layer_list")
+    if listed is not None:
+        counts = [int(part) for part in re.split(r"[,\s]+", listed) if re.fullmatch(r"\d{1,6}", part)]
+        return SplitWish(counts=tuple(counts)), None
+    layers = knobs.whole("layers")
+    left_out = noops(knobs, layers) if layers else ()
+    if left_out and layers:
+        return _around_noops(layers, left_out, degrees, knobs, findings), None
+    first, last = (knobs.whole(f"{end}_stage_layers", 0) or None for end in ("first", "last"))
+    if vpp > 1 and (first or last) and knobs.has("vpp_layers"):
+        findings.append(
+            Finding(
+                "C062",
+                "a first or last stage of its own needs --num-virtual-stages-per-pipeline-rank, not layers per chunk.",
+                "layers per chunk differ between stages",
+                ARGUMENTS,
+            )
+        )
+    return SplitWish(first=first, last=last, embedding=knobs.has("count_embedding"), loss=knobs.has("count_loss")), None
+
+
+def _around_noops(
+    layers: int, left_out: tuple[int, ...], degrees: dict[str, int], knobs: Knobs, findings: list[Finding]
+) -> SplitWish:
+    """Chunks as even in layers with the no-ops counted, less those that each holds."""
+    v_shaped = knobs.text("schedule") == "dualpipev"
+    chunks = degrees["pp"] * (2 if v_shaped else degrees["vpp"])
+    if layers % chunks:
+        findings.append(
+            Finding(
+                "C072",
+                f"pp·vpp = {chunks} does not divide the {layers} layers, no-ops included.",
+                "no-op layers fill the model up to an even split",
+                "MindSpeed mindspeed/features_manager",
+            )
+        )
+        return SplitWish(free=True)
+    size = layers // chunks
+    counts = tuple(size - sum(index * size <= each < (index + 1) * size for each in left_out) for index in range(chunks))
+    if v_shaped:
+        return SplitWish(free=True)
+    return SplitWish(counts=counts)
+
+
+NEEDS = (
+    ("C105", "optimizer_offload", ("precise_optimizer",), ("megatron-lm",)),
+    ("C106", "overlap_parameters", ("zero1", "fsdp"), ("megatron-lm", "mindspeed-llm")),
+    ("C106", "overlap_parameters", ("overlap_gradients",), ("megatron-lm", "mindspeed-llm")),
+    ("C130", "overlap_tp", ("sequence_parallel",), ("megatron-lm", "mindspeed-llm")),
+)
+"""Rule, knob, the knobs of which it needs one beside it, and the frameworks that refuse it without."""
+
+
+def _lacking(knobs: Knobs, framework: str) -> Iterator[Finding]:
+    """Options without those that they need."""
+    speaks = Words(framework) if framework in TABLED else None
+    for rule, knob, needed, frameworks in NEEDS:
+        if speaks is not None and framework in frameworks and knobs.has(knob) and not any(map(knobs.has, needed)):
+            wanted = " or ".join(speaks.flag(name)[0] for name in needed if speaks.has(name))
+            yield Finding(rule, f"{knobs.names[knob]} needs {wanted} beside it.", "the framework refuses it without", ARGUMENTS)
+
+
+def _vocabulary(knobs: Knobs, tp: int) -> Iterator[Finding]:
+    """A vocabulary whose padded size is given is not padded again."""
+    padded = knobs.whole("padded_vocab")
+    if padded is None or padded % tp == 0:
+        return
+    unit = (knobs.whole("vocab_divisor") or 1) * tp
+    yield Finding(
+        "C023",
+        f"tp = {tp} does not divide the padded vocabulary {padded}; {-(-padded // unit) * unit} would.",
+        "embedding and head are cut over TP ranks",
+        "Megatron-LM megatron/training/vocab_utils.py",
+    )
+
+
+def _schedule(knobs: Knobs, degrees: dict[str, int]) -> str:
+    if knobs.text("schedule") == "dualpipev":  # its two chunks per stage are the schedule's, not interleaving
+        return "dualpipev"
+    return "interleaved" if degrees["vpp"] > 1 else "1f1b"
+
+
+def _sequence_parallel(knobs: Knobs, degrees: dict[str, int], framework: str) -> bool:
+    """Megatron-LM turns SP off at tp 1, with a warning; Megatron-Core itself, and so Megatron-Bridge, refuses it."""
+    wanted = knobs.has("sequence_parallel")
+    if wanted and degrees["tp"] == 1 and framework != "megatron-bridge":
+        sentence = "--sequence-parallel is given with tp = 1: the framework turns it off, as there is no TP group to shard over."
+        knobs.told.append(Finding("C040", sentence, "", ARGUMENTS))
+        return False
+    return wanted
+
+
+def _cp_type(knobs: Knobs) -> str:
+    text = (knobs.text("cp_type") or "p2p").split()
+    kind = {"all_gather": "allgather"}.get(text[0], text[0])
+    if kind not in CP_TYPES:
+        raise InputError(f"{knobs.where}: {knobs.names['cp_type']} {text[0]!r} is not one of {', '.join(CP_TYPES)}")
+    return kind
+
+
+def _sharding(knobs: Knobs, degrees: dict[str, int], devices: int | None) -> tuple[str, list[str]]:
+    if knobs.has("torch_fsdp"):
+        return "zero3", []
+    if knobs.has("fsdp"):
+        strategy = {"zero2": "optim_grads", "zero3": "optim_grads_params"}.get(text := knobs.text("fsdp_strategy") or "", text)
+        said = [] if strategy else ["optimizer_sharding zero3: the default of --data-parallel-sharding-strategy"]
+        sharding = SHARDING_BY_STRATEGY.get(strategy or "optim_grads_params")
+        if sharding is None:
+            raise InputError(
+                f"{knobs.where}: --data-parallel-sharding-strategy {strategy!r} is not one of {', '.join(SHARDING_BY_STRATEGY)}"
+            )
+        copies = knobs.whole("fsdp_copies") or 1
+        shard = (devices or 0) // (degrees["tp"] * degrees["pp"])
+        if copies > 1 and shard and shard % copies == 0:
+            sharding = f"hsdp:{shard // copies}"
+        return sharding, said
+    return ("zero1" if knobs.has("zero1") else "none"), []
+
+
+def _recompute(knobs: Knobs, framework: str, findings: list[Finding]) -> str:
+    granularity = knobs.text("recompute")
+    method, depth = knobs.text("recompute_method"), knobs.whole("recompute_layers")
+    if framework == "mindspeed-llm" and granularity != "full":
+        modules = [module for knob, module in MINDSPEED_SELECTIVE.items() if knobs.has(knob)]
+        modules += ["core_attn"] if granularity == "selective" else []
+        return f"selective:{'+'.join(modules)}" if modules else "none"
+    if knobs.has("recompute_activations"):
+        granularity = granularity or "selective"
+    if granularity == "full":
+        if method not in ("uniform", "block") or depth is None:
+            missing = "--recompute-method uniform or block" if method not in ("uniform", "block") else "--recompute-num-layers"
+            findings.append(Finding("C100", f"full recompute needs {missing}.", "Megatron-Core asks for both", ARGUMENTS))
+            return "full"
+        return "full" if (method, depth) == ("uniform", 1) else f"full:{method}:{depth}"
+    if granularity == "selective":
+        if method is not None or depth is not None:
+            given = "--recompute-method" if method is not None else "--recompute-num-layers"
+            sentence = f"selective recompute takes no {given}; leave it out, or give --recompute-granularity full."
+            findings.append(Finding("C100", sentence, "only full recompute is counted in layers", ARGUMENTS))
+        words = (knobs.text("recompute_modules") or "core_attn").split()
+        known = [word for word in words if word in RECOMPUTE_MODULES]
+        knobs.unknown += [f"--recompute-modules {word}" for word in words if word not in RECOMPUTE_MODULES]
+        return f"selective:{'+'.join(known)}" if known else "none"
+    return "none"
+
+
+def _offload(knobs: Knobs, model: Described) -> str:
+    parts = []
+    if knobs.has("optimizer_offload"):
+        text = knobs.text("optimizer_offload_fraction") or "1"
+        if not re.fullmatch(r"(0(\.\d{1,9})?|1(\.0{1,9})?|\.\d{1,9})", text):
+            raise InputError(f"{knobs.where}: --optimizer-offload-fraction {text!r} must be a number from 0 to 1")
+        parts += [f"optimizer:{float(text):g}"] if float(text) else []
+    layers = knobs.whole("activation_offload_layers", 0)
+    if layers and model.sizes.get("layers"):
+        parts.append(f"activations:{min(1.0, layers / model.sizes['layers']):g}")
+    return "+".join(parts) or "none"
+
+
+def _precision(knobs: Knobs, findings: list[Finding]) -> str | None:
+    for knob, precision in (("fp4", "fp4"), ("fp8", "fp8")):
+        if knobs.has(knob):
+            return precision
+    if knobs.has("bf16") and knobs.has("fp16"):
+        findings.append(Finding("C121", "--bf16 and --fp16 are both given; give one.", "they exclude each other", ARGUMENTS))
+    return "bf16" if knobs.has("bf16") else "fp16" if knobs.has("fp16") else None
+
+
+def _exposed(knobs: Knobs) -> Iterator[str]:
+    """Traffic that the options leave beside the compute instead of behind it."""
+    if not knobs.has("overlap_gradients"):
+        yield "dp_gradients"
+    if not (knobs.has("overlap_parameters") and knobs.has("overlap_gradients")):
+        yield "dp_parameters"
+    if knobs.has("no_pp_overlap"):
+        yield "pp_interleaved"
+
+
+def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if knobs.has("gradients_bf16"):
+        changes["gradient_bytes"] = 2
+    if knobs.text("first_moment") == "bf16" and knobs.text("second_moment") == "bf16":
+        changes["optimizer_bytes"] = 8.0
+    if framework == "mindspeed-llm":
+        changes["attention_kernel"] = "flash" if knobs.has("attention_kernel") else "unfused"
+    elif knobs.text("attention_kernel") == "unfused":
+        changes["attention_kernel"] = "unfused"
+    dispatcher = knobs.text("dispatcher")
+    if dispatcher in ("allgather", "alltoall", "flex"):
+        changes["moe_dispatcher"] = dispatcher
+    elif knobs.has("experts") and dispatcher is None and framework != "megatron-bridge":
+        changes["moe_dispatcher"] = "allgather"
+    divisor = knobs.whole("vocab_divisor")
+    if divisor:
+        changes["vocab_divisor"] = divisor
+    return changes
+
+
+def _assumed(knobs: Knobs, framework: str) -> Iterator[str]:
+    if not (knobs.has("bf16") or knobs.has("fp16")):
+        yield "bf16: neither --bf16 nor --fp16 is given; Megatron would train in fp32, which is not priced"
+    if knobs.has("experts") and not knobs.has("dispatcher") and framework != "megatron-bridge":
+        yield "the allgather dispatcher: Megatron's default of --moe-token-dispatcher-type"
+    if not knobs.has("zero1") and not knobs.has("fsdp") and not knobs.has("torch_fsdp"):
+        yield "optimizer states are not sharded: --use-distributed-optimizer is not given"
+    if not knobs.has("overlap_gradients"):
+        yield "gradient reduction is not overlapped: --overlap-grad-reduce is not given"
+    if framework == "mindspeed-llm" and not knobs.has("attention_kernel"):
+        yield "attention is not fused: --use-flash-attn is not given"

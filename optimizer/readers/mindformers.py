@@ -1,0 +1,180 @@
+"""mindformers: its YAML, with parallel_config, runner_config and the model's own config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...search_spaces.documents import parse_document
+from ...search_spaces.errors import InputError
+from .job import Finding, Job, SplitWish
+from .options import whole
+from .structured import Document
+
+FRAMEWORK = "mindformers"
+OFFSETS = "mindformers parallel_core/training_graph/transformer/utils.py"
+CP_TYPES = {"colossalai_cp": "p2p", "ulysses_cp": "a2a", "hybrid_cp": "a2a+p2p"}
+SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "zero_bubble_v": "zb-v", "seqpipe": "1f1b", "seqvpp": "1f1b", "seqsmartvpp": "1f1b"}
+MODEL = "model.model_config"
+PLAIN = (
+    *("seed", "output_dir", "load_checkpoint", "trainer", "train_dataset", "callbacks", "processor", "context", "use_parallel"),
+    *("run_mode", "lr_schedule", "optimizer.", "runner_wrapper", "metric", "profile", "auto_t", "remote", "src_", "resume", "eval"),
+    *(
+        "train_precision",
+        "do_eval",
+        "infer",
+        "monitor",
+        "print_separate",
+        "balanced_load",
+        "use_legacy",
+        "pretrained",
+        "generation",
+    ),
+)
+
+
+def read(text: str, where: str, devices: int | None = None) -> Job:
+    """The job of a mindformers YAML. InputError where it has no parallel_config."""
+    data = parse_document(text, where)
+    if not isinstance(data.get("parallel_config"), dict):
+        raise InputError(f"{where}: parallel_config is missing; give a training YAML of {FRAMEWORK}")
+    doc = Document(data, where)
+    names = {
+        "tp": "model_parallel",
+        "cp": "context_parallel",
+        "pp": "pipeline_stage",
+        "dp": "data_parallel",
+        "ep": "expert_parallel",
+    }
+    given = {column: doc.whole(f"parallel_config.{name}") for column, name in names.items()}
+    degrees = {column: value or 1 for column, value in given.items()}
+    said = [f"{column} 1: parallel_config.{names[column]} is not given" for column, value in given.items() if value is None]
+    interleaves = doc.flag("parallel.pipeline_config.pipeline_interleave") or False
+    vpp = doc.whole(f"{MODEL}.pp_interleave_num") or 1
+    degrees |= {"etp": 1, "vpp": vpp, "micro_batch": doc.whole("runner_config.batch_size") or 1}
+    count = doc.whole("parallel_config.micro_batch_num") or 1
+    accumulated = doc.whole("runner_config.gradient_accumulation_steps") or 1
+    global_batch = degrees["micro_batch"] * count * accumulated * degrees["dp"]
+    said.append(f"global batch {global_batch}: batch_size · micro_batch_num · gradient_accumulation_steps · data_parallel")
+    grid = degrees["tp"] * degrees["cp"] * degrees["pp"] * degrees["dp"]
+    if devices is None:
+        said.append(f"{grid} devices: the product of its degrees")
+    findings: list[Finding] = []
+    scheduler = doc.text("parallel.pipeline_config.pipeline_scheduler") or "1f1b"
+    schedule = "interleaved" if vpp > 1 and scheduler != "zero_bubble_v" else SCHEDULES.get(scheduler, "1f1b")
+    if scheduler in ("seqpipe", "seqvpp", "seqsmartvpp"):
+        said.append(f"pipeline_scheduler {scheduler} is judged and priced as {schedule}")
+    if vpp > 1 and not interleaves:
+        findings.append(
+            Finding("C064b", f"pp_interleave_num is {vpp}, but pipeline_config.pipeline_interleave is not on.", "", FRAMEWORK)
+        )
+    sizes = _sizes(doc)
+    split = _offsets(doc.get(f"{MODEL}.offset"), sizes.get("layers"), degrees["pp"], vpp, where, findings)
+    algorithm = doc.text("parallel_config.context_parallel_algo") or "colossalai_cp"
+    if algorithm not in CP_TYPES:
+        raise InputError(f"{where}: parallel_config.context_parallel_algo = {algorithm!r} is not one of {', '.join(CP_TYPES)}")
+    sharded = doc.flag("parallel.enable_parallel_optimizer") or False
+    doc.get("parallel.parallel_optimizer_config.optimizer_weight_shard_size")
+    swapped = doc.flag("swap_config.swap", "optimizer.swap") or False
+    sp = doc.flag("parallel_config.use_seq_parallel") or False
+    doc.skip(
+        *PLAIN,
+        "recompute_config.",
+        "parallel.",
+        "swap_config.",
+        "parallel_config.vocab_emb_dp",
+        "parallel_config.gradient",
+        "model.arch",
+    )
+    recompute, told = _recompute(data.get("recompute_config"))
+    return Job(
+        format=FRAMEWORK,
+        framework=FRAMEWORK,
+        degrees=degrees,
+        choices={
+            "sequence_parallel": "true" if sp else "false",
+            "cp_type": CP_TYPES[algorithm],
+            "schedule": schedule,
+            "optimizer_sharding": "zero1" if sharded else "none",
+            "recompute": recompute,
+            "offload": "optimizer:1" if swapped else "none",
+        },
+        devices=devices or grid,
+        global_batch=global_batch,
+        seq_len=doc.whole(f"{MODEL}.seq_length", "train_dataset.seq_length"),
+        precision=_precision(doc.text(f"{MODEL}.compute_dtype")),
+        vocab_size=doc.whole(f"{MODEL}.vocab_size"),
+        sizes=sizes,
+        split=split,
+        findings=tuple(findings),
+        assumptions=(*said, *told),
+        unknown=tuple(each for each in doc.unknown if not each.startswith(MODEL)),
+    )
+
+
+def _sizes(doc: Document) -> dict[str, int]:
+    """What the model's config says of its shape; the rest of the model needs a MODEL beside it."""
+    layers = doc.whole(f"{MODEL}.num_layers", f"{MODEL}.num_hidden_layers")
+    mtp = doc.whole(f"{MODEL}.mtp_num_layers", f"{MODEL}.mtp_depth", f"{MODEL}.num_nextn_predict_layers", least=0) or 0
+    heads = doc.whole(f"{MODEL}.num_heads", f"{MODEL}.num_attention_heads")
+    kv = doc.whole(f"{MODEL}.n_kv_heads", f"{MODEL}.num_key_value_heads")
+    mla = bool(doc.get(f"{MODEL}.kv_lora_rank", f"{MODEL}.multi_latent_attention"))
+    experts = doc.whole("moe_config.expert_num", f"{MODEL}.n_routed_experts", f"{MODEL}.num_experts", least=0)
+    found = {
+        "layers": layers,
+        "blocks": layers + mtp if layers else None,
+        "mtp_layers": mtp if layers else None,
+        "most_chunks": layers + int(mtp > 0) if layers else None,
+        "heads": heads,
+        "kv_heads": 0 if mla else kv or heads,
+        "kv_heads_multiple": 0 if mla else kv or heads,
+        "experts": experts if experts is None or experts > 1 else 0,
+        "mlp_width": doc.whole(f"{MODEL}.intermediate_size"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _offsets(given: Any, layers: int | None, pp: int, vpp: int, where: str, findings: list[Finding]) -> SplitWish:
+    """Layers per chunk: an even share and what `offset` adds to it, one list of pp numbers per interleave."""
+    if given is None or given == 0 or layers is None:
+        return SplitWish()
+    rounds = given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
+    flat = [list(each) if isinstance(each, list) else [each] for each in rounds]
+    if len(flat) != vpp or any(len(each) != pp for each in flat):
+        shape = f"{len(flat)} × {len(flat[0])}"
+        findings.append(
+            Finding("C071", f"offset has the shape {shape}, pp_interleave_num × pipeline_stage is {vpp} × {pp}.", "", OFFSETS)
+        )
+        return SplitWish(free=True)
+    numbers = [whole(value, f"{where}: offset", -10_000) for each in flat for value in each]
+    base, rest = divmod(layers, pp * vpp)
+    if sum(numbers) != rest:
+        findings.append(
+            Finding(
+                "C071",
+                f"offset adds {sum(numbers)} layers to pp·vpp = {pp * vpp} chunks of {base}, {layers} layers leave {rest}.",
+                "the chunks hold every layer once",
+                OFFSETS,
+            )
+        )
+        return SplitWish(free=True)
+    counts = tuple(base + number for number in numbers)
+    if min(counts) < 0:
+        findings.append(Finding("C071", f"offset leaves a chunk {min(counts)} layers.", "", OFFSETS))
+        return SplitWish(free=True)
+    return SplitWish(counts=counts)
+
+
+def _recompute(given: Any) -> tuple[str, list[str]]:
+    if not isinstance(given, Mapping):
+        return "none", []
+    full, selective = given.get("recompute"), given.get("select_recompute")
+    if full is True:
+        return "full", []
+    if full:
+        return "full", ["recompute_config.recompute as a list is priced as full recompute of every layer"]
+    return "none", ["select_recompute is priced as no recompute"] if selective else []
+
+
+def _precision(text: str | None) -> str:
+    return "fp16" if text in ("float16", "fp16") else "bf16"

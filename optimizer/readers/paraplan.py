@@ -1,0 +1,70 @@
+"""paraplan's own layouts: a plan.json, what evaluate --json printed, or "tp=8,pp=4"."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...search_spaces.documents import parse_document, to_record
+from ...search_spaces.errors import InputError
+from ...search_spaces.flags import COLUMN_VALUES, INTEGER_COLUMNS
+from ...search_spaces.layout import Layout, Problem
+from ..layout_words import parse_layout
+from .job import Job, SplitWish
+
+FORMAT = "paraplan"
+FOLLOWS = ("edp",)
+"""Columns that follow from the others."""
+
+
+def is_layout(text: str) -> bool:
+    """Whether a text is a list such as "tp=8,pp=4"."""
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    pairs = [part.strip() for line in lines for part in line.split(",") if part.strip()]
+    named = [re.match(r"([A-Za-z_-]+)\s*=\s*\S+$", pair) for pair in pairs]
+    return bool(pairs) and all(match is not None and match.group(1).lower().replace("-", "_") in COLUMN_VALUES for match in named)
+
+
+def read(text: str, where: str, devices: int | None = None) -> Job:
+    """The job of a layout. A plan.json also holds its problem."""
+    if text.lstrip().startswith("{"):
+        return _planned(parse_document(text, where, as_json=True), where, devices)
+    try:
+        given = parse_layout(",".join(line.split("#")[0] for line in text.splitlines()))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    if not given:
+        raise InputError(f"{where}: is empty; write a layout such as tp=8,pp=4")
+    degrees = {name: int(value) for name, value in given.items() if name in INTEGER_COLUMNS and name not in FOLLOWS}
+    choices = {name: value for name, value in given.items() if name not in INTEGER_COLUMNS}
+    plain = dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "vpp"), 1)
+    said = tuple(f"{name} 1: not given" for name in ("tp", "pp") if name not in degrees)
+    return Job(
+        format=FORMAT, degrees={**plain, **degrees}, choices=choices, devices=devices, split=SplitWish(free=True), assumptions=said
+    )
+
+
+def _planned(data: dict[str, Any], where: str, devices: int | None) -> Job:
+    plan = data.get("plan")
+    found = data.get("layout", plan.get("layout") if isinstance(plan, dict) else None)
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: plan.layout is missing; name a plan.json or what evaluate --json printed")
+    layout = to_record(Layout, found, f"{where}: layout")
+    problem = to_record(Problem, data["problem"], f"{where}: problem") if isinstance(data.get("problem"), dict) else None
+    return Job(
+        format=FORMAT,
+        framework=problem.stack.framework if problem else None,
+        degrees={name: getattr(layout, name) for name in INTEGER_COLUMNS if name not in FOLLOWS},
+        choices={
+            **{name: getattr(layout, name) for name in COLUMN_VALUES if name not in INTEGER_COLUMNS},
+            "sequence_parallel": "true" if layout.sequence_parallel else "false",
+        },
+        devices=devices or (problem.devices if problem else layout.devices),
+        global_batch=problem.workload.global_batch if problem else layout.micro_batch * layout.num_microbatches * layout.dp,
+        seq_len=problem.workload.seq_len if problem else None,
+        precision=problem.workload.precision if problem else None,
+        vocab_size=problem.workload.vocab_size if problem else None,
+        model=problem.model if problem else None,
+        split=SplitWish(layout=layout.stages) if layout.stages else SplitWish(free=True),
+        problem=problem,
+    )

@@ -1,0 +1,273 @@
+"""A choice of a layout as the format that the job is written in spells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ...search_spaces.errors import Infeasible, InputError
+from ...search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Layout, Recompute, parse_offload
+from ..exporters.splits import layer_counts, megatron_layout
+from .dialects import Words
+from .megatron_bridge import OWN
+from .mindformers import CP_TYPES
+
+Speller = Callable[[Layout, str], str]
+
+DEGREES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
+OVERLAPS = {"dp_gradients": "--overlap-grad-reduce", "dp_parameters": "--overlap-param-gather"}
+NO_P2P_OVERLAP = "--no-overlap-p2p-communication"
+MINDSPEED_MODULES = {"layernorm": "recompute_norm", "moe_act": "recompute_activation", "mla_up_proj": "recompute_mla"}
+
+
+def spelled(form: str, layout: Layout, column: str) -> str:
+    """The value of one column in a format's own words; paraplan's where the format has none."""
+    return _SPELLERS.get(form, _paraplan)(layout, column)
+
+
+def overlap_spelled(form: str, kinds: Sequence[str], on: bool) -> str:
+    """Options that hide some kinds of traffic behind compute, given or left out."""
+    options = OVERLAPS if form in ("megatron-lm", "mindspeed-llm") else {}
+    if form == "megatron-bridge":
+        options = {"dp_gradients": "ddp.overlap_grad_reduce", "dp_parameters": "ddp.overlap_param_gather"}
+        return " ".join(f"{options.get(kind, kind)}={str(on).lower()}" for kind in kinds)
+    names = [options.get(kind, f"overlap of {kind}") for kind in kinds if kind != "pp_interleaved"]
+    shown = names if on else [f"no {name}" for name in names]
+    switched = [NO_P2P_OVERLAP if not on else f"no {NO_P2P_OVERLAP}"] if "pp_interleaved" in kinds else []
+    return " ".join((*shown, *switched))
+
+
+def ends_spelled(form: str, first: int, last: int) -> str:
+    """A first and a last stage of so many layers, the others equal."""
+    if form in ("megatron-lm", "mindspeed-llm"):
+        speaks = Words(form)
+        return " ".join((*speaks.flag("first_stage_layers", first), *speaks.flag("last_stage_layers", last)))
+    if form == "megatron-bridge":
+        return f"model.num_layers_in_first_pipeline_stage={first} model.num_layers_in_last_pipeline_stage={last}"
+    return f"stages cut unevenly, {first} layers in the first and {last} in the last"
+
+
+def _paraplan(layout: Layout, column: str) -> str:
+    if column == "stages":
+        return (
+            f"stages {'+'.join(map(str, layer_counts(layout.stages, layout.schedule)))}" if layout.stages else "stages as they are"
+        )
+    if column == "devices_used":
+        return f"dp={layout.dp}"
+    value = getattr(layout, column)
+    return f"{column}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+# --- the Megatron family -----------------------------------------------------------------------------------------------------
+
+
+def _megatron(framework: str) -> Speller:
+    def spell(layout: Layout, column: str) -> str:
+        return _option(Words(framework), layout, column)
+
+    return spell
+
+
+def _option(speaks: Words, layout: Layout, column: str) -> str:
+    """An option with its value, or "no --option" where the choice is to leave it out."""
+    if column == "vpp" and (layout.vpp == 1 or _said_by_layout(speaks, layout)):
+        return f"no {speaks.flag('vpp')[0]}"
+    if column in DEGREES:
+        return " ".join(speaks.flag(column, getattr(layout, column)))
+    if column == "devices_used":
+        return f"{layout.devices} processes"
+    if column == "stages":
+        return _stages(speaks, layout)
+    if column == "cp_type":
+        return " ".join(speaks.flag("cp_type", layout.cp_type))
+    if column == "recompute":
+        return _recompute(speaks, Recompute.parse(layout.recompute))
+    if column == "optimizer_sharding":
+        return _sharding(speaks, layout.optimizer_sharding)
+    if column == "offload":
+        return _offload(speaks, layout)
+    if column == "schedule" and speaks.has("schedule"):
+        name = speaks.flag("schedule")[0]
+        return f"{name} {layout.schedule}" if layout.schedule == "dualpipev" else f"no {name}"
+    switches = {"sequence_parallel": ("sequence_parallel", layout.sequence_parallel)}
+    switches["rank_order"] = ("rank_order_pp_inside_dp", layout.rank_order == "tp-cp-ep-pp-dp")
+    if column in switches:
+        knob, on = switches[column]
+        name = speaks.flag(knob)[0]
+        return name if on else f"no {name}"
+    return _paraplan(layout, column)
+
+
+def _offload(speaks: Words, layout: Layout) -> str:
+    name = speaks.flag("optimizer_offload")[0]
+    share = parse_offload(layout.offload)[0]
+    if not share:
+        return f"no {name}"
+    if speaks.framework == "mindspeed-llm":
+        return name
+    return " ".join((name, *speaks.flag("optimizer_offload_fraction", f"{share:g}"), *speaks.flag("precise_optimizer")))
+
+
+def _said_by_layout(speaks: Words, layout: Layout) -> bool:
+    """Whether a layout string gives the chunks, which excludes the option for them."""
+    return bool(layout.stages) and speaks.framework == "megatron-lm" and len(set(layer_counts(layout.stages, layout.schedule))) > 1
+
+
+def _stages(speaks: Words, layout: Layout) -> str:
+    if not layout.stages:
+        return "stages as the framework cuts them"
+    counts = layer_counts(layout.stages, layout.schedule)
+    if len(set(counts)) == 1:
+        return f"stages as the framework cuts them, {counts[0]} layers a chunk"
+    if speaks.framework == "mindspeed-llm" and layout.vpp == 1 and min(counts) > 0:
+        return " ".join(speaks.flag("layer_list", ",".join(map(str, counts))))
+    try:
+        return " ".join(speaks.flag("layout", megatron_layout(layout.stages)))
+    except (Infeasible, InputError):
+        return f"stages of {'+'.join(map(str, counts))} layers"
+
+
+def _recompute(speaks: Words, choice: Recompute) -> str:
+    granularity = speaks.flag("recompute")[0]
+    if choice.mode in (FULL_BLOCK, FULL_UNIFORM):
+        whole = choice.mode == FULL_BLOCK and choice.layers >= 1 << 20
+        method = "block" if choice.mode == FULL_BLOCK and not whole else "uniform"
+        depth = 1 if whole else choice.layers
+        return f"{granularity} full {speaks.flag('recompute_method')[0]} {method} {speaks.flag('recompute_layers')[0]} {depth}"
+    if choice.mode != SELECTIVE:
+        return f"no {granularity}"
+    if speaks.framework == "mindspeed-llm":
+        return " ".join(
+            speaks.flag(MINDSPEED_MODULES[name])[0] if name in MINDSPEED_MODULES else f"{granularity} selective"
+            for name in choice.module_names
+        )
+    return f"{granularity} selective {speaks.flag('recompute_modules')[0]} {' '.join(choice.module_names)}"
+
+
+def _sharding(speaks: Words, sharding: str) -> str:
+    name = speaks.flag("zero1")[0]
+    if sharding == "none":
+        return f"no {name}"
+    if sharding == "zero1":
+        return name
+    return f"--use-megatron-fsdp ({sharding})"
+
+
+def _bridge(layout: Layout, column: str) -> str:
+    """model.tensor_model_parallel_size=8: the option of Megatron-LM as a key, or Bridge's own."""
+    own = {knob: key for key, knob in reversed(OWN.items())}
+    speaks = Words("megatron-lm")
+    sections = {"micro_batch": "train", "zero1": "ddp", "rank_order_pp_inside_dp": "dist"}
+
+    def key(knob: str) -> str:
+        name = speaks.flag(knob)[0].lstrip("-").replace("-", "_")
+        return own.get(knob) or f"{sections.get(knob, 'model')}.{name}"
+
+    if column in DEGREES:
+        return f"{key(column)}={getattr(layout, column)}"
+    if column == "sequence_parallel":
+        return f"{key(column)}={str(layout.sequence_parallel).lower()}"
+    if column == "cp_type":
+        return f"model.cp_comm_type={layout.cp_type}"
+    if column == "optimizer_sharding":
+        return f"{key('zero1')}={str(layout.optimizer_sharding != 'none').lower()}"
+    if column == "offload":
+        return f"{key('optimizer_offload')}={str(layout.offload != 'none').lower()}"
+    if column == "stages" and layout.stages and len(set(layer_counts(layout.stages))) > 1:
+        return f"{key('layout')}={megatron_layout(layout.stages)}"
+    if column == "recompute":
+        return _bridge_recompute(Recompute.parse(layout.recompute))
+    return _paraplan(layout, column)
+
+
+def _bridge_recompute(choice: Recompute) -> str:
+    if choice.mode in (FULL_BLOCK, FULL_UNIFORM):
+        whole = choice.mode == FULL_BLOCK and choice.layers >= 1 << 20
+        method, depth = ("uniform", 1) if whole else ("block" if choice.mode == FULL_BLOCK else "uniform", choice.layers)
+        return f"model.recompute_granularity=full model.recompute_method={method} model.recompute_num_layers={depth}"
+    if choice.mode == SELECTIVE:
+        return f"model.recompute_granularity=selective model.recompute_modules=[{','.join(choice.module_names)}]"
+    return "model.recompute_granularity=null"
+
+
+# --- formats whose keys are a table ------------------------------------------------------------------------------------------
+
+KEYS: dict[str, Mapping[str, str]] = {
+    "mindformers": {
+        "tp": "parallel_config.model_parallel: {}",
+        "cp": "parallel_config.context_parallel: {}",
+        "pp": "parallel_config.pipeline_stage: {}",
+        "devices_used": "parallel_config.data_parallel: {}",
+        "ep": "parallel_config.expert_parallel: {}",
+        "vpp": "model.model_config.pp_interleave_num: {}",
+        "micro_batch": "runner_config.batch_size: {}",
+        "sequence_parallel": "parallel_config.use_seq_parallel: {}",
+        "cp_type": "parallel_config.context_parallel_algo: {}",
+        "optimizer_sharding": "parallel.enable_parallel_optimizer: {}",
+        "recompute": "recompute_config.recompute: {}",
+        "offload": "optimizer.swap: {}",
+    },
+    "torchtitan": {
+        "tp": "--parallelism.tensor_parallel_degree {}",
+        "cp": "--parallelism.context_parallel_degree {}",
+        "pp": "--parallelism.pipeline_parallel_degree {}",
+        "devices_used": "--parallelism.data_parallel_shard_degree {}",
+        "ep": "--parallelism.expert_parallel_degree {}",
+        "schedule": "--parallelism.pipeline_parallel_schedule {}",
+        "micro_batch": "--training.local_batch_size {}",
+        "sequence_parallel": "--parallelism.enable_sequence_parallel {}",
+        "recompute": "activation-checkpoint:{}",
+        "optimizer_sharding": "--parallelism.fsdp_reshard_after_forward {}",
+        "offload": "--training.enable_cpu_offload {}",
+    },
+    "deepspeed": {
+        "tp": '"tensor_parallel": {{"autotp_size": {}}}',
+        "cp": '"sequence_parallel_size": {}',
+        "ep": '"expert_parallel": {{"enabled": true, "autoep_size": {}}}',
+        "micro_batch": '"train_micro_batch_size_per_gpu": {}',
+        "optimizer_sharding": '"zero_optimization": {{"stage": {}}}',
+        "offload": '"offload_optimizer": {{"device": "{}"}}',
+    },
+    "job": {
+        "tp": "tensor_parallel: {}",
+        "cp": "context_parallel: {}",
+        "pp": "pipeline_parallel: {}",
+        "devices_used": "data_parallel: {}",
+        "dp": "data_parallel: {}",
+        "ep": "expert_parallel: {}",
+        "etp": "expert_tensor_parallel: {}",
+        "vpp": "virtual_pipeline_parallel: {}",
+        "micro_batch": "micro_batch_size: {}",
+        "sequence_parallel": "sequence_parallel: {}",
+    },
+}
+VALUES: dict[tuple[str, str], Mapping[str, str]] = {
+    ("mindformers", "cp_type"): {ours: theirs for theirs, ours in CP_TYPES.items()},
+    ("mindformers", "optimizer_sharding"): {"none": "false", "zero1": "true"},
+    ("mindformers", "recompute"): {"none": "false", "full": "true"},
+    ("mindformers", "offload"): {"none": "false", "optimizer:1": "true"},
+    ("torchtitan", "schedule"): {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"},
+    ("torchtitan", "optimizer_sharding"): {"zero2": "never", "zero3": "always"},
+    ("torchtitan", "offload"): {"none": "false", "optimizer:1": "true"},
+    ("deepspeed", "optimizer_sharding"): {"none": "0", "zero1": "1", "zero2": "2", "zero3": "3"},
+    ("deepspeed", "offload"): {"none": "none", "optimizer:1": "cpu"},
+}
+
+
+def _keyed(form: str) -> Speller:
+    def spell(layout: Layout, column: str) -> str:
+        pattern = KEYS[form].get(column)
+        if pattern is None:
+            return _paraplan(layout, column)
+        value = layout.dp if column == "devices_used" else getattr(layout, column)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return pattern.format(VALUES.get((form, column), {}).get(text, text))
+
+    return spell
+
+
+_SPELLERS: dict[str, Speller] = {
+    "megatron-lm": _megatron("megatron-lm"),
+    "mindspeed-llm": _megatron("mindspeed-llm"),
+    "megatron-bridge": _bridge,
+    **{form: _keyed(form) for form in KEYS},
+}

@@ -1,0 +1,73 @@
+"""A nested document whose keys are taken one by one: what is not taken at the end is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...search_spaces.errors import InputError
+from .options import whole
+
+
+class Document:
+    """A mapping of mappings; keys are dotted paths."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self.values = dict(_flat(data, ""))
+        self.taken: set[str] = set()
+
+    def get(self, *paths: str) -> Any:
+        """The first of the keys that is there and not null, as it is written; None where none is."""
+        for path in paths:
+            self.taken.add(path)
+            if self.values.get(path) is not None:
+                return self.values[path]
+        return None
+
+    def whole(self, *paths: str, least: int = 1) -> int | None:
+        """A whole number. InputError names file, key and value."""
+        for path in paths:
+            value = self.get(path)
+            if value is not None:
+                return whole(value, f"{self.where}: {path} =", least)
+        return None
+
+    def flag(self, *paths: str) -> bool | None:
+        """True or false. InputError names file, key and value."""
+        for path in paths:
+            value = self.get(path)
+            if value is None:
+                continue
+            if isinstance(value, bool):
+                return value
+            if str(value).lower() in ("true", "false"):
+                return str(value).lower() == "true"
+            raise InputError(f"{self.where}: {path} = {str(value)[:40]!r} must be true or false")
+        return None
+
+    def text(self, *paths: str) -> str | None:
+        value = self.get(*paths)
+        return None if value is None else str(value)
+
+    def skip(self, *prefixes: str) -> None:
+        """Keys that no layout hangs on."""
+        self.taken |= {path for path in self.values if path.startswith(prefixes)}
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        return tuple(f"{path} = {_short(value)}" for path, value in self.values.items() if path not in self.taken)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _flat(data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        at = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict) and value:
+            yield from _flat(value, at)
+        else:
+            yield at, value

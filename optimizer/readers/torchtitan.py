@@ -1,0 +1,226 @@
+"""torchtitan: dotted command-line options (0.3) or the TOML of earlier versions."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from ...search_spaces.errors import InputError
+from ...search_spaces.inputs import load_model
+from .job import Finding, Job, SplitWish
+from .megatron_script import world
+from .shell import options, read_script, shown, unresolved
+from .structured import Document
+
+FRAMEWORK = "torchtitan"
+SINGLE = {"gpipe": "gpipe", "1f1b": "1f1b"}
+SEVERAL = {"interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v", "dualpipev": "dualpipev"}
+MODELS = {
+    ("llama3", "8b"): "llama-3.1-8b",
+    ("llama3", "70b"): "llama-3.1-70b",
+    ("llama3", "405b"): "llama-3.1-405b",
+    ("llama4", "17bx128e"): "llama-4-maverick",
+    ("deepseek_v3", "16b"): "deepseek-v2-lite",
+    ("deepseek_v3", "671b"): "deepseek-v3",
+    ("qwen3", "0.6b"): "qwen3-0.6b",
+    ("qwen3", "1.7b"): "qwen3-1.7b",
+    ("qwen3", "8b"): "qwen3-8b",
+    ("qwen3", "32b"): "qwen3-32b",
+    ("qwen3", "30b-a3b"): "qwen3-30b-a3b",
+}
+"""torchtitan's model and flavour → the catalog's name."""
+PLAIN = (
+    *("job.", "profiling.", "metrics.", "optimizer.", "lr_scheduler.", "checkpoint.", "comm.", "memory_estimation.", "validation."),
+    *("debug.", "fault_tolerance.", "training.dataset", "training.steps", "training.max_norm", "experimental.", "dump_folder"),
+    *("model.tokenizer", "model.hf_assets", "hf_assets_path", "tokenizer", "compile.", "training.deterministic", "training.seed"),
+    *("dataloader.", "training.gc_freq", "module", "config", "nproc", "nnodes", "rdzv", "local-ranks", "role", "tee", "profiler."),
+)
+DIMENSIONS = "torchtitan torchtitan/distributed/parallel_dims.py"
+PIPELINE = "torchtitan torchtitan/distributed/pipeline_parallel.py"
+
+
+def read(text: str, where: str, devices: int | None = None, variables: Mapping[str, str] | None = None) -> Job:
+    """The job of a command line or a TOML file. InputError where it has no parallelism or training section."""
+    data, checkpointing, launched = _data(text, where, variables)
+    doc = Document(data, where)
+    devices = devices or launched
+    named = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
+    degrees = {column: doc.whole(f"parallelism.{name}_parallel_degree") or 1 for column, name in named.items()}
+    degrees["etp"] = doc.whole("parallelism.expert_tensor_parallel_degree") or 1
+    findings: list[Finding] = []
+    said: list[str] = []
+    replicate, shard = _replicas(doc, degrees, devices, findings, said)
+    if shard is not None:
+        degrees["dp"] = replicate * shard
+        grid = degrees["tp"] * degrees["cp"] * degrees["pp"] * degrees["dp"]
+        if devices is None:
+            devices, said = grid, [*said, f"{grid} devices: the product of its degrees"]
+    model = _model(doc)
+    schedule, several = _schedule(doc, where, degrees["pp"])
+    degrees["vpp"], split = _stages(doc, degrees["pp"], several, model, findings)
+    local = doc.whole("training.local_batch_size", "training.batch_size") or 8
+    micro = (doc.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if degrees["pp"] > 1 else local
+    degrees["micro_batch"] = micro
+    if degrees["pp"] > 1 and local % micro:
+        findings.append(
+            Finding("C029", f"pipeline_parallel_microbatch_size {micro} does not divide local_batch_size {local}.", "", PIPELINE)
+        )
+    batch = doc.get("training.global_batch_size")
+    global_batch = None if batch in (None, -1, "-1") else doc.whole("training.global_batch_size")
+    if global_batch is None and "dp" in degrees:
+        global_batch = local * degrees["dp"]
+        said.append(f"global batch {global_batch}: local_batch_size · data-parallel ranks, as none is given")
+    rest = _memory(doc, degrees, replicate, shard, checkpointing, said)
+    precision = "fp8" if "float8" in str(doc.get("model.converters") or "") else "bf16"
+    sp = (
+        not (doc.flag("parallelism.disable_sequence_parallel") or False)
+        and doc.flag("parallelism.enable_sequence_parallel") is not False
+    )
+    seq_len = doc.whole("training.seq_len")
+    doc.skip(*PLAIN)
+    return Job(
+        format=FRAMEWORK,
+        framework=FRAMEWORK,
+        degrees=degrees,
+        choices={
+            "sequence_parallel": "true" if sp and degrees["tp"] > 1 else "false",
+            "cp_type": _cp_type(doc),
+            "schedule": schedule,
+            **rest,
+        },
+        devices=devices,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        precision=precision,
+        model=load_model(model).model_copy(update={"mtp": None, "name": model}) if model is not None else None,
+        split=split,
+        findings=tuple(findings),
+        assumptions=tuple(said),
+        unknown=doc.unknown,
+        unresolved=tuple(f"{path} {shown(str(value))}" for path, value in doc.values.items() if unresolved(str(value))),
+    )
+
+
+def is_toml(text: str) -> bool:
+    """Whether a text is a torchtitan TOML."""
+    return bool(re.search(r"^\[(parallelism|training|experimental)\]", text, re.MULTILINE))
+
+
+def _data(text: str, where: str, variables: Mapping[str, str] | None) -> tuple[dict[str, Any], str | None, int | None]:
+    """The sections, the activation checkpointing and the processes that the launcher starts."""
+    if is_toml(text):
+        try:
+            data = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise InputError(f"{where}: is not TOML: {error}") from error
+        mode = data.get("activation_checkpoint", {})
+        data.pop("activation_checkpoint", None)
+        return data, str(mode.get("mode", "selective")) if isinstance(mode, dict) else "selective", None
+    script = read_script(text, variables, where)
+    lines = [(words, options(words)) for words in script.commands]
+    words, found = max(lines, key=lambda line: sum("." in option.name for option in line[1]), default=([], []))
+    if not any("." in option.name for option in found):
+        raise InputError(f"{where}: holds no option of {FRAMEWORK}, such as --parallelism.tensor_parallel_degree")
+    data = {option.name: _value(option.values) for option in found}
+    mode = next((word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")), None)
+    old = data.pop("activation_checkpoint.mode", None)
+    return data, mode or (str(old) if old else "selective"), world(script, found, where)
+
+
+def _value(values: tuple[str, ...]) -> Any:
+    plain = [value for value in values if not value.startswith("activation-checkpoint:")]
+    return plain[0] if len(plain) == 1 else "true" if not plain else " ".join(plain)
+
+
+def _replicas(
+    doc: Document, degrees: dict[str, int], devices: int | None, findings: list[Finding], said: list[str]
+) -> tuple[int, int | None]:
+    """(replicas, ranks that shard one); the latter fills up what devices leave unless it is given."""
+    replicate = doc.whole("parallelism.data_parallel_replicate_degree") or 1
+    given = doc.get("parallelism.data_parallel_shard_degree")
+    if given is not None and str(given) != "-1":
+        return replicate, doc.whole("parallelism.data_parallel_shard_degree")
+    if devices is None:
+        return replicate, None
+    each = degrees["tp"] * degrees["cp"] * degrees["pp"] * replicate
+    if devices % each or devices < each:
+        findings.append(
+            Finding(
+                "C008",
+                f"tp·cp·pp·dp_replicate = {each} does not divide the {devices} devices.",
+                "the rest shards the weights",
+                DIMENSIONS,
+            )
+        )
+        return replicate, None
+    said.append(f"data_parallel_shard_degree {devices // each}: −1 fills up the devices")
+    return replicate, devices // each
+
+
+def _model(doc: Document) -> str | None:
+    module, config = doc.text("module", "model.name"), doc.text("config", "model.flavor")
+    if module is None or config is None:
+        return None
+    flavor = config.lower().removeprefix(f"{module}_")
+    return MODELS.get((module, flavor))
+
+
+def _schedule(doc: Document, where: str, pp: int) -> tuple[str, bool]:
+    """(schedule, whether it puts several stages on a rank)."""
+    text = doc.text("parallelism.pipeline_parallel_schedule") or "1F1B"
+    key = text.lower()
+    if pp == 1:
+        return "1f1b", False
+    if key not in SINGLE | SEVERAL:
+        known = "1F1B, GPipe, Interleaved1F1B, ZBVZeroBubble and DualPipeV"
+        raise InputError(f"{where}: pipeline_parallel_schedule = {text[:40]!r} is not known here; known are {known}")
+    return (SINGLE | SEVERAL)[key], key in SEVERAL
+
+
+def _stages(doc: Document, pp: int, several: bool, model: str | None, findings: list[Finding]) -> tuple[int, SplitWish]:
+    """Stages per rank, two by default where the schedule wants several, and how much less the first and the last of them hold."""
+    first, last = (doc.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", least=0) for end in ("first", "last"))
+    less = (1 if first is None else first, 1 if last is None else last)
+    depth = doc.whole("parallelism.pipeline_parallel_layers_per_stage")
+    parts = doc.get("parallelism.module_fqns_per_model_part", "parallelism.pipeline_parallel_split_points")
+    if pp == 1:
+        return 1, SplitWish()
+    vpp = 2 if several else 1
+    if depth is not None and model is not None:
+        stages = -(-(load_model(model).num_layers + sum(less)) // depth)
+        if stages % pp or (stages > pp) != several:
+            wanted = "2 or more" if several else "1"
+            sentence = f"{depth} layers per stage make {stages} stages; on pp = {pp} ranks the schedule wants {wanted} on each."
+            findings.append(Finding("C070", sentence, "every rank holds as many stages as the schedule runs", PIPELINE))
+            return vpp, SplitWish(free=True)
+        vpp = stages // pp
+    return vpp, SplitWish(free=True) if parts else SplitWish(less=less)
+
+
+def _cp_type(doc: Document) -> str:
+    method = doc.text("parallelism.context_parallel_rotate_method") or "allgather"
+    doc.get("parallelism.context_parallel_load_balancer")
+    return "p2p" if method == "alltoall" else "allgather"
+
+
+def _memory(
+    doc: Document, degrees: dict[str, int], replicate: int, shard: int | None, mode: str | None, said: list[str]
+) -> dict[str, str]:
+    """Sharding, recompute and offload."""
+    policy = doc.text("parallelism.fsdp_reshard_after_forward") or "default"
+    kept = policy == "never" or (policy == "default" and degrees["pp"] > 1)
+    group = (shard or 1) * degrees["cp"]
+    stage = "zero2" if kept else "zero3"
+    sharding = stage if shard is None or group > 1 else "zero3"
+    if replicate > 1 and shard is not None and group > 1:
+        sharding = f"hsdp:{group}"
+    if mode == "selective":
+        said.append("selective activation checkpointing, by operators, is priced as no recompute")
+    offload = doc.flag("training.enable_cpu_offload") or False
+    return {
+        "optimizer_sharding": sharding,
+        "recompute": "full" if mode == "full" else "none",
+        "offload": "optimizer:1" if offload else "none",
+    }

@@ -1,0 +1,285 @@
+"""A job's judgement as it is drawn at a terminal: legal, fits, how good, and the way to the best layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from ..checked import Checked, Fit
+from ..group_check import CheckedGroups, GroupsOf
+from ..legality import Broken
+from ..result import PricedLayout
+from ..tolerance import Tolerance, span
+from . import wording
+from .drawing import BAD, DOUBT, GOOD, LABEL, STRONG, grid, print_sections, section, width_of
+from .waterfall import layout_lines, signed_seconds, style_of
+
+VERDICTS = {"fits": GOOD, "unsure": DOUBT, "oom": BAD}
+MOST_UNKNOWN = 12
+MOST_COUNTS = 300
+PLAIN = {"offload": "none", "rank_order": "tp-cp-ep-dp-pp"}
+SAME_PEAK_GIB = 0.05
+MOST_RUNS = 12
+FOLDED_GAIN = 0.002
+"""Changes that add less than this share of the step are told in one line."""
+
+
+def render_check(found: Checked, name: str, console: Console) -> None:
+    """Prints the judgement of a job."""
+    width = width_of(console)
+    sections: list[RenderableType] = [_title(found, name), _legal(found)]
+    if found.fit is not None:
+        sections.append(_fits(found, found.fit))
+    if found.best is not None or found.best_status:
+        sections.append(_good(found))
+    if found.fault_tolerance is not None:
+        sections.append(_tolerance(found.fault_tolerance))
+    if found.advice:
+        sections.append(section("Worth knowing", *_bullets(found.advice)))
+    told = _not_judged(found)
+    if told:
+        sections.append(section("Not judged", *_bullets(told)))
+    if found.unknown or found.unresolved:
+        sections.append(_not_understood(found))
+    if found.assumptions:
+        sections.append(section("Assumptions", *_bullets(found.assumptions)))
+    print_sections(console, sections, width)
+
+
+def render_groups(found: CheckedGroups, name: str, console: Console) -> None:
+    """Prints the judgement of rank lists."""
+    width = width_of(console)
+    verdict = Text("right", style=GOOD) if found.ok else Text("wrong", style=BAD)
+    table = grid("left", "right", "left", "right", "right", "right", "left")
+    heads = ("", "groups", "of", "ranks", "missing", "doubled", "should be")
+    table.add_row(*(Text(head, style=LABEL) for head in heads))
+    for each in found.dimensions:
+        table.add_row(*_group_row(each))
+    sentences = [sentence for each in found.dimensions for sentence in each.broken]
+    title = Text.assemble((f"Process groups of {name}", STRONG), f"  {found.devices:,} ranks ({found.devices_from})")
+    wrong = [section("Wrong", *_bullets((*found.broken, *sentences)))] if not found.ok else []
+    print_sections(console, [title, section("Groups", table, note=verdict), *wrong], width)
+
+
+def _group_row(each: GroupsOf) -> Iterator[Text]:
+    style = BAD if each.broken else GOOD
+    sizes = " and ".join(map(str, list(each.sizes)[:4])) + (" and more" if len(each.sizes) > 4 else "")
+    right = f"{each.expected_groups:,} of {each.expected_size}" if each.expected_groups is not None else wording.NONE
+    yield Text(each.dimension, style=style)
+    yield from map(Text, (f"{each.groups:,}", sizes, f"{each.touched:,}", f"{each.missing:,}", f"{each.doubled:,}", right))
+
+
+def _title(found: Checked, name: str) -> RenderableType:
+    """What was read, and the layout that it says."""
+    devices = f" on {wording.count(found.devices, 'device')}" if found.devices else ""
+    on = f" on {found.devices:,} × {found.accelerator}" if found.devices and found.accelerator else devices
+    stack = f", stack {found.stack}" if found.stack else ""
+    text = Text.assemble(
+        (name, STRONG), f"  {found.format}{stack}", (f"\n{found.model or 'a model that is not given'}{on}", STRONG)
+    )
+    names = {"num_microbatches": "micro-batches", "micro_batch": "mb"}
+    frame = [f"{names.get(column, column)} {value}" for column, value in found.given.items() if isinstance(value, int)]
+    text.append(f"\n{'   '.join(frame)}")
+    chosen = list(_chosen(found))
+    if chosen:
+        text.append("\n" + ", ".join(chosen))
+    if len(set(found.stages)) > 1:
+        counts = "+".join(map(str, found.stages))
+        text.append(f"\nlayers per chunk {counts if len(counts) <= MOST_COUNTS else counts[:MOST_COUNTS] + '…'}")
+    return text
+
+
+def _chosen(found: Checked) -> Iterator[str]:
+    """Batch and text columns, without what is as nobody would say it."""
+    if found.global_batch or found.seq_len:
+        yield f"global batch {found.global_batch or wording.NONE}, sequence {found.seq_len or wording.NONE}"
+    names = {"sequence_parallel": "SP", "optimizer_sharding": "sharding", "rank_order": "ranks", "cp_type": "cp type"}
+    for column, value in found.given.items():
+        silent = (column == "cp_type" and found.given.get("cp") == 1) or PLAIN.get(column) == value
+        if isinstance(value, str) and not silent:
+            yield f"{names.get(column, column)} {value}"
+
+
+def _legal(found: Checked) -> RenderableType:
+    if found.legal is None:
+        return section("Legal", Text("nothing that is known could be judged"), note=Text("unknown", style=DOUBT))
+    if found.legal:
+        said = "yes, as far as it could be judged" if found.not_judged else "yes"
+        return section("Legal", Text(f"{wording.count(found.judged, 'rule')} judged, none broken"), note=Text(said, style=GOOD))
+    table = grid("left", "wrap", gap=1)
+    for each in found.broken:
+        for label, text in _broken(each):
+            table.add_row(label, text)
+    body: list[RenderableType] = [table]
+    if found.nearest:
+        body.append(Text("Nearest legal:", style=STRONG))
+        body += _bullets([_nearest_line(found, place) for place in range(len(found.nearest))])
+    return section("Legal", *body, note=Text(f"no: {wording.count(len(found.broken), 'rule')} broken", style=BAD))
+
+
+def _broken(each: Broken) -> Iterator[tuple[Text, Text]]:
+    """The rule's id and what is broken; below, why the rule exists and which values would meet it."""
+    yield Text(each.rule, style=BAD), Text(each.sentence)
+    if each.reason:
+        source = "" if each.source in ("", "definition") else f" ({each.source})"
+        yield Text(), Text(f"{each.reason}{source}", style=LABEL)
+    if each.legal:
+        values = "; ".join(f"{name} {', '.join(map(str, legal))}" for name, legal in each.legal.items())
+        yield Text(), Text(f"legal with the rest as it is: {values}", style=LABEL)
+
+
+def _nearest_line(found: Checked, place: int) -> Text:
+    """A change, with the grid that it makes."""
+    columns = found.nearest_columns[place]
+    grid_columns = [name for name in ("tp", "cp", "pp", "dp") if name in found.given or name in columns]
+    made = {name: columns.get(name, found.given.get(name, 1)) for name in grid_columns}
+    line = Text(", ".join(found.nearest[place]), style=GOOD)
+    if found.format == "job" and columns.keys() & made.keys():
+        line.append(f"   ({' · '.join(f'{name} {value}' for name, value in made.items() if value != 1)})", style=LABEL)
+    return line
+
+
+def _fits(found: Checked, fit: Fit) -> RenderableType:
+    free, most = wording.gib(fit.free_gib), f"most of it, {wording.gib(fit.term_gib)}, is {_term(fit.term)}"
+    body: list[RenderableType] = [Text(f"stage {fit.stage} peaks at {wording.gib(fit.peak_gib)} of {free} free; {most}")]
+    if fit.over_gib > 0:
+        mend = "any one of these mends it:" if fit.mends else "no change of one or two choices mends it"
+        body.append(Text(f"{wording.gib(fit.over_gib)} too much; {mend}", style=BAD))
+    lines = []
+    for each in fit.mends:
+        costs = f": {wording.gib(each.peak_gib)} ({each.verdict}), step {wording.signed(wording.percent(each.slower))}"
+        lines.append(Text.assemble(*(part for old, new in each.changes for part in (_diff(old, new), ", ")))[:-2].append(costs))
+    body += _bullets(lines) if lines else []
+    if found.priced is not None:
+        body.append(_stages(found.priced))
+    doubt = f"unsure, rather {'not' if fit.over_gib > 0 else 'yes'}: within 15 % of what is free"
+    note = {"fits": "yes", "unsure": doubt, "oom": "no"}[fit.verdict]
+    return section("Fits", *body, note=Text(note, style=VERDICTS[fit.verdict]))
+
+
+def _term(name: str) -> str:
+    return {"optimizer": "optimizer states", "transient": "a short-lived block", "communicators": "communicator buffers"}.get(
+        name, name
+    )
+
+
+def _stages(priced: PricedLayout) -> RenderableType:
+    """Peaks of the stages, equal ones together."""
+    runs: list[tuple[list[int], float]] = []
+    for stage in priced.memory.stages:
+        if runs and abs(runs[-1][1] - stage.peak_gib) < SAME_PEAK_GIB:
+            runs[-1][0].append(stage.stage)
+        else:
+            runs.append(([stage.stage], stage.peak_gib))
+    shown = [f"{wording.ranges(stages)}: {wording.amount(peak)}" for stages, peak in runs[:MOST_RUNS]]
+    return Text(f"GiB by stage  {'   '.join(shown)}{'   …' if len(runs) > MOST_RUNS else ''}", style=LABEL)
+
+
+def _good(found: Checked) -> RenderableType:
+    """How good the job is, beside the best layout on the same devices."""
+    priced = found.priced
+    if found.best is None:
+        return section("How good", Text(found.best_status), note=Text("no layout on these devices fits", style=BAD))
+    if priced is None:
+        beside = "the nearest legal layout and the best have" if found.nearest_priced is not None else "the best legal layout has"
+        unpriced = Text(f"the job has no price; {beside}", style=DOUBT)
+        return section("How good", layout_lines_of(found), _terms(found), *_changes(found), note=unpriced)
+    low, high = priced.step_time_interval_s
+    bubble = wording.percent(priced.breakdown_s.get("bubble", 0.0) / priced.step_time_s)
+    step = f"step {wording.seconds(priced.step_time_s)} ({wording.interval(low, high)})"
+    said = f"{step}, MFU {wording.percent(priced.mfu)}, bubble {bubble}"
+    if not found.changes:
+        note = "no layout is faster" if found.best_status == "optimal" else "no faster layout was found"
+        return section("How good", Text(said), note=Text(note, style=GOOD))
+    faster = found.faster or 0.0
+    note = f"the best layout takes {wording.percent(faster)} less" if faster > 0 else "no layout that surely fits is faster"
+    return section("How good", Text(said), layout_lines_of(found), _terms(found), *_changes(found), note=Text(note, style=DOUBT))
+
+
+def layout_lines_of(found: Checked) -> RenderableType:
+    """The job and the best layout, line by line."""
+    named = (("job", found.priced), ("nearest", found.nearest_priced), ("best", found.best))
+    rows = [(name, one) for name, one in named if one is not None]
+    return layout_lines(found.problem, rows) if found.problem is not None else Text()
+
+
+def _terms(found: Checked) -> RenderableType:
+    """Where the job's step is longer."""
+    start = found.priced or found.nearest_priced
+    if found.waterfall is None or start is None:
+        return Text()
+    least = FOLDED_GAIN * start.step_time_s
+    terms = sorted(found.waterfall.terms, key=lambda bar: bar.seconds)
+    shown = [f"{bar.term} {signed_seconds(bar.seconds)}" for bar in terms if abs(bar.seconds) > least]
+    return Text(f"from {'the job' if found.priced else 'there'} to the best, by term: {', '.join(shown)}")
+
+
+def _changes(found: Checked) -> Iterator[RenderableType]:
+    """What to change, the largest gain first."""
+    if not found.changes:
+        return
+    if any(change.seconds is None for change in found.changes):
+        yield Text("What to change:", style=STRONG)
+        yield from _bullets([_diff(change.before, change.after) for change in found.changes])
+        return
+    table = grid("right", "right", "wrap")
+    table.add_row(*(Text(head, style=LABEL) for head in ("step", "peak", "change")))
+    for change in found.changes:
+        seconds, gib = change.seconds or 0.0, change.peak_gib or 0.0
+        peak = wording.signed(wording.gib(gib)) if gib else wording.NONE
+        table.add_row(Text(signed_seconds(seconds), style=style_of(seconds)), Text(peak), _diff(change.before, change.after))
+    yield Text("What to change, in order of gain:", style=STRONG)
+    yield table
+    if found.waterfall is not None:
+        yield Text(f"each share is {found.waterfall.averaged}", style=LABEL)
+
+
+def _diff(before: str, after: str) -> Text:
+    """«--option 8 → 4», what both have written once; «add --option» and «drop --option» where only one has it."""
+    if before.startswith("no --") and after.startswith(before.split()[1]):
+        return Text.assemble("add ", (after, STRONG))
+    if after.startswith("no --") and before.startswith(after.split()[1]):
+        return Text.assemble("drop ", (before, STRONG))
+    shared = next((i for i, pair in enumerate(zip(before, after, strict=False)) if len(set(pair)) > 1), 0)
+    same = max(before[:shared].rfind(end) for end in " =:") + 1
+    if not before[same:].strip() or not after[same:].strip():
+        same = 0
+    return Text.assemble(before[:same], before[same:].strip(), (" → ", LABEL), (after[same:].strip(), STRONG))
+
+
+def _tolerance(found: Tolerance) -> RenderableType:
+    figures = [
+        ("interval", found.interval_s),
+        ("a save takes at least" if found.save_at_least else "a save takes", found.save_s),
+        ("a failure every", found.mtbf_s),
+        ("best interval", found.best_interval_s),
+    ]
+    known = ", ".join(f"{name} {span(value)}" for name, value in figures if value is not None)
+    body: list[RenderableType] = [*([Text(known)] if known else []), *(_bullets(found.advice) if found.advice else [])]
+    body += _bullets([f"needs {need}" for need in found.needs]) if found.needs else []
+    return section("Fault tolerance", *(body or [Text("nothing to judge")]))
+
+
+def _not_judged(found: Checked) -> tuple[str, ...]:
+    return (*found.not_judged, *found.unpriced)
+
+
+def _not_understood(found: Checked) -> RenderableType:
+    lines = []
+    if found.unknown:
+        more = len(found.unknown) - MOST_UNKNOWN
+        lines.append(
+            f"not known here, and left out: {', '.join(found.unknown[:MOST_UNKNOWN])}{f' and {more} more' if more > 0 else ''}"
+        )
+    if found.unresolved:
+        lines.append(f"without a value in the file, and left out (--set NAME=VALUE): {', '.join(found.unresolved[:MOST_UNKNOWN])}")
+    return section("Not understood", *_bullets(lines))
+
+
+def _bullets(sentences: Sequence[str | Text]) -> list[RenderableType]:
+    table = grid("left", "wrap", gap=1)
+    for sentence in sentences:
+        table.add_row(Text("·", style=LABEL), Text(sentence) if isinstance(sentence, str) else sentence)
+    return [table]

@@ -1,0 +1,191 @@
+"""Whether a job's fault tolerance can do what it says: the checkpoint interval and where states are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..cost_models.reliability import daly_interval_s, failures_per_s, lost_share
+from ..search_spaces.cluster import ClusterSpec
+from .legality import Broken
+from .readers import FaultTolerance
+from .reports import wording
+from .result import Result
+
+UNITS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+STEPS = ("step", "steps", "iteration", "iterations", "iter", "iters")
+VOLATILE = re.compile(
+    r"^(/dev/shm|/run/shm|/tmp|/mnt/ramdisk|tmpfs|ramfs)(/|$|:)|^(ram|memory|host[_ -]?memory|local[_ -]?memory|shm)$",
+    re.IGNORECASE,
+)
+"""Stores that are gone with their host: its memory, or a folder that is commonly kept there."""
+ABORTING = ("", "none", "abort", "fail", "stop")
+FAR = 2.0
+"""Factor off the best interval from which a given one is told."""
+YOUNG_DALY = "Young, CACM 17(9), 1974; Daly, FGCS 22(3), 2006"
+
+
+class Tolerance(Result):
+    """What fault tolerance costs a job: the interval that is best, and the share of time lost with it and with the given one."""
+
+    interval_s: float | None = None
+    save_s: float | None = None
+    save_at_least: bool = False  # the save time is only what copying the states to the host takes
+    mtbf_s: float | None = None
+    best_interval_s: float | None = None
+    lost: float | None = None
+    lost_at_best: float | None = None
+    broken: tuple[Broken, ...] = ()
+    advice: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A time, in seconds or in steps; `unit` is blank where none was written."""
+
+    amount: float
+    unit: str
+
+    def seconds(self, step_time_s: float | None) -> float | None:
+        if self.unit in UNITS:
+            return self.amount * UNITS[self.unit]
+        return self.amount * step_time_s if self.unit in STEPS and step_time_s is not None else None
+
+
+def duration(text: str) -> Duration | None:
+    """ "30min", "1.5 h", "500 steps" or a bare "500"; None for anything else."""
+    match = re.fullmatch(r"\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*", text)
+    if not match:
+        return None
+    unit = match.group(2).lower()
+    return Duration(float(match.group(1)), unit) if not unit or unit in UNITS or unit in STEPS else None
+
+
+def judge(
+    given: FaultTolerance,
+    cluster: ClusterSpec | None,
+    devices: int | None,
+    step_time_s: float | None,
+    save_s: float | None,
+    least_save_s: float | None,
+) -> Tolerance:
+    """What is wrong with a job's fault tolerance. `save_s` is what a checkpoint takes, `least_save_s` what it takes at least."""
+    interval, broken = _interval(given)
+    broken += list(_store(given))
+    seconds = interval.seconds(step_time_s) if interval is not None else None
+    written = duration(given.checkpoint_save_time) if given.checkpoint_save_time else None
+    save = save_s if save_s is not None else written.seconds(step_time_s) if written is not None else None
+    at_least = save is None
+    save = least_save_s if save is None else save
+    rate = failures_per_s(cluster, devices) if cluster is not None and devices is not None else None
+    needs = list(_needs(given, interval, seconds, save, cluster, devices, rate))
+    if seconds is None or not seconds or not save or not rate:
+        return Tolerance(
+            interval_s=seconds, save_s=save, save_at_least=at_least and save is not None, broken=tuple(broken), needs=tuple(needs)
+        )
+    mtbf = 1.0 / rate
+    best = daly_interval_s(save, mtbf)
+    lost, least = (lost_share(each, save, mtbf) for each in (seconds, best))
+    return Tolerance(
+        interval_s=seconds,
+        save_s=save,
+        save_at_least=at_least,
+        mtbf_s=mtbf,
+        best_interval_s=best,
+        lost=lost,
+        lost_at_best=least,
+        broken=tuple(broken),
+        advice=tuple(_verdict(seconds, best, lost, least, mtbf, at_least)),
+        needs=tuple(needs),
+    )
+
+
+def _interval(given: FaultTolerance) -> tuple[Duration | None, list[Broken]]:
+    text = given.checkpoint_interval
+    if text is None:
+        return None, []
+    found = duration(text)
+    if found is None or not found.amount:
+        sentence = f"checkpoint_interval {text[:40]!r} is not a time: write 30min, 2h or 500 steps."
+        return None, [
+            Broken(rule="F001", sentence=sentence, reason="an interval is a time or a number of steps", source="definition")
+        ]
+    if not found.unit:
+        amount = f"{found.amount:g}"
+        sentence = (
+            f"checkpoint_interval {amount} has no unit: {amount} steps, {amount} s and {amount} min differ; write one of them."
+        )
+        return None, [
+            Broken(rule="F001", sentence=sentence, reason="an interval is a time or a number of steps", source="definition")
+        ]
+    return found, []
+
+
+def _store(given: FaultTolerance) -> Iterator[Broken]:
+    """States that live in the memory of the host that may be lost."""
+    policy = (given.node_failure_policy or "").strip().lower()
+    if policy in ABORTING and given.node_failure_policy is not None:
+        return
+    if given.state_store and all(VOLATILE.match(store.strip()) for store in given.state_store):
+        stores = " and ".join(given.state_store)
+        yield Broken(
+            rule="F002",
+            sentence=f"state_store {stores[:60]} dies with its host, so that a lost host cannot be restored; add a store that "
+            "outlives it, such as a shared file system or another host's memory.",
+            reason="what a failure takes away cannot be restored from",
+            source="definition",
+        )
+
+
+def _needs(
+    given: FaultTolerance,
+    interval: Duration | None,
+    seconds: float | None,
+    save: float | None,
+    cluster: ClusterSpec | None,
+    devices: int | None,
+    rate: float | None,
+) -> Iterator[str]:
+    """What else would be needed to hold the interval against the best one."""
+    if given.checkpoint_interval is None:
+        yield "the interval to save at: fault_tolerance.checkpoint_interval"
+    elif interval is not None and seconds is None:
+        yield "the time of a step, to turn steps into seconds: a model, a cluster and a batch"
+    if save is None:
+        yield "how long a checkpoint takes: --checkpoint-save-time, or a model and a cluster for what it takes at least"
+    if cluster is None or devices is None:
+        yield "how often the cluster fails: --cluster"
+    elif rate is None:
+        yield f"how often {cluster.name} fails: its YAML has no failures (device_per_year, server_per_year)"
+
+
+def _verdict(given: float, best: float, lost: float, least: float, mtbf: float, at_least: bool) -> Iterator[str]:
+    """How far off the interval is, and what that costs."""
+    failing = f"with a failure every {span(mtbf)}"
+    if 1.0 / FAR <= given / best <= FAR:
+        near = f"saving every {span(given)} is near the best interval, {span(best)}, {failing}"
+        yield f"{near}: {wording.percent(lost)} of the time is lost"
+        return
+    if at_least and given > best:
+        yield f"saving every {span(given)} may be right: the best interval is {span(best)} or more, since a save may take longer"
+        return
+    word = "too rare" if given > best else "too often"
+    yield (
+        f"saving every {span(given)} is {word} {failing}: {wording.percent(lost)} of the time is lost, "
+        f"{wording.percent(least)} at the best interval, {span(best)}"
+    )
+
+
+def span(seconds: float) -> str:
+    """A long duration: 45 s, 12 min, 3.4 h, 12 days."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{wording.significant(seconds / size, 2)} {unit}"
+    return wording.seconds(seconds, 2)

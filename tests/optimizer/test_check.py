@@ -1,0 +1,240 @@
+"""The judgement of a job as a whole: what is judged with what is known, what mends it, what would be faster, and how it is said."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paraplan.optimizer import check as check_from_library
+from paraplan.optimizer.checker import Checked, check
+from paraplan.optimizer.cli import main
+from paraplan.optimizer.readers import read_text
+from paraplan.optimizer.reports import wording
+from paraplan.optimizer.reports.check import render_check
+from paraplan.optimizer.why import why_not
+from paraplan.search_spaces.errors import InputError
+from paraplan.search_spaces.inputs import build_problem
+from rich.console import Console
+
+from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, line, rules
+
+JOB = """\
+task:
+  name: demo
+  resource: {supernode: 4, accelerator_per_node: 32}
+  strategy: {tensor_parallel: 128, pipeline_parallel: 4, data_parallel: 8}
+"""
+OVERLAPPED = {"overlap-grad-reduce": True, "overlap-param-gather": True}
+GOOD = {"tp": 1, "mbs": 1, "gbs": 16, "seq": 2048, "use-distributed-optimizer": True, **OVERLAPPED}
+
+
+def drawn(found: Checked, width: int) -> str:
+    stream = io.StringIO()
+    render_check(found, "job.sh", Console(file=stream, width=width, color_system=None))
+    return stream.getvalue()
+
+
+# --- as far as what is known goes --------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_asks_for_more_than_it_has() -> None:
+    found = check(read_text(JOB, "job.yaml"), best=False)
+    said = " ".join(each.sentence for each in found.broken)
+    assert "needs 4,096 devices, the job has 128" in said
+    assert "tp = 128 is more than the 32 devices of a supernode" in said
+    assert not found.ok
+    for change in found.nearest_columns:
+        grid = {"tp": 128, "pp": 4, "dp": 8, **change}
+        assert grid["tp"] * grid["pp"] * grid["dp"] == 128
+        assert grid["tp"] <= 32
+    assert found.nearest[0] == ("tensor_parallel: 4",)
+
+
+def test_each_nearest_change_is_legal_when_made() -> None:
+    values = {"tp": 8, "pp": 3, "ep": 16, "etp": 1, "experts": 128, "layers": 48, "heads": 32, "mbs": 1, "gbs": 100, "seq": 4096}
+    found = checked(world=32, sequence_parallel=True, **values)
+    assert not found.ok
+    assert found.nearest_columns
+    names = {"micro_batch": "mbs", "global_batch": "gbs", "seq_len": "seq"}
+    for change in found.nearest_columns:
+        again = {**values, **{names.get(name, name): value for name, value in change.items()}}
+        if again["tp"] == 1:
+            again["sequence-parallel"] = False
+        mended = checked(world=32, **{"sequence_parallel": True, **{k: v for k, v in again.items() if v is not False}})
+        assert not mended.broken, (change, mended.broken)
+
+
+def test_what_is_missing_is_named() -> None:
+    found = check("tp=8,pp=4", best=False)
+    said = " ".join((*found.not_judged, *found.unpriced))
+    for need in ("give MODEL", "give --cluster", "give --devices", "--global-batch", "--seq-len", "--framework"):
+        assert need in said
+    assert found.legal
+    assert found.priced is None
+
+
+def test_a_model_alone_lets_heads_be_judged() -> None:
+    found = check("tp=24", "llama-3.1-70b", best=False)
+    assert rules(found) == {"C020", "C022a"}
+    assert "give MODEL" not in " ".join(found.not_judged)
+
+
+def test_the_caller_comes_before_the_file() -> None:
+    found = check(job(LLAMA_7B, world=8, **GOOD), devices=16, best=False)
+    assert found.devices == 16
+    assert any("devices 16 is given in place of the configuration's 8" in said for said in found.advice)
+    with pytest.raises(InputError, match="at least 1"):
+        check("tp=8", devices=0)
+
+
+def test_a_model_that_is_not_the_configurations() -> None:
+    found = check(job(LLAMA_7B, world=8, **GOOD), "llama-3.1-8b", best=False)
+    assert "KV heads: 32 in the configuration, 8 in llama-3.1-8b: the latter is judged" in found.advice
+    assert not any("decoder layers" in said for said in found.advice)
+
+
+@pytest.mark.parametrize("devices", [72, 384, 15488])
+def test_devices_that_are_no_power_of_two(devices: int) -> None:
+    found = checked(world=devices, tp=7, pp=5, layers=61, heads=64, seq=4096, gbs=devices, mbs=1)
+    assert {"C001", "C020", "C060"} <= rules(found)
+    for change in found.nearest_columns:
+        tp, pp = change.get("tp", 7), change.get("pp", 5)
+        assert devices % (tp * pp) == 0 and 64 % tp == 0
+
+
+# --- what it costs -----------------------------------------------------------------------------------------------------------
+
+
+def test_mends_fit_when_they_are_made() -> None:
+    values = {"tp": 8, "pp": 2, "mbs": 1, "gbs": 512, "seq": 4096, "sequence-parallel": True}
+    found = checked(LLAMA_70B, world=128, options={"cluster": "hgx-h100"}, **values)
+    assert found.fit is not None and found.fit.over_gib > 0 and found.fit.mends
+    sharded = checked(LLAMA_70B, world=128, options={"cluster": "hgx-h100"}, **values, **{"use-distributed-optimizer": True})
+    made = next(mend for mend in found.fit.mends if "--use-distributed-optimizer" in mend.changes[0][1])
+    assert sharded.priced is not None
+    assert sharded.priced.memory.peak_gib == pytest.approx(made.peak_gib)
+    assert sharded.priced.step_time_s == pytest.approx(made.step_time_s)
+
+
+def test_the_changes_lead_to_the_best_layout() -> None:
+    """Made in the options themselves, they give the step that was promised; their seconds add up to what it gains."""
+    options = {"tp": 8, "pp": 2, "mbs": 4, "gbs": 64, "seq": 4096, "sequence-parallel": True}
+    text = line(LLAMA_7B, **options)
+    found = check(read_text(text, "job.sh", devices=16), cluster="hgx-h100")
+    assert found.priced is not None and found.best is not None and found.changes
+    assert sum(change.seconds or 0.0 for change in found.changes) == pytest.approx(
+        found.best.step_time_s - found.priced.step_time_s
+    )
+    assert [change.seconds for change in found.changes] == sorted(change.seconds or 0.0 for change in found.changes)
+    for change in found.changes:
+        text = _made(text, change.before, change.after)
+    again = check(read_text(text, "job.sh", devices=16), cluster="hgx-h100")
+    assert again.priced is not None
+    assert again.priced.step_time_s == pytest.approx(found.best.step_time_s, rel=2e-3)
+    assert not again.changes or (again.faster or 0.0) < 2e-3
+
+
+def _made(text: str, before: str, after: str) -> str:
+    """A command line with one change made."""
+    for option in re.findall(r"--[a-z0-9-]+", f"{before} {after}"):
+        text = re.sub(rf"{option}(?![a-z0-9-])( [^- ]\S*)*", "", text)
+    new = re.sub(r"\bno --[a-z0-9-]+|\(.*?\)", "", after)
+    return f"{text} {new}" if new.strip().startswith("--") else text
+
+
+def test_a_plan_is_as_good_as_the_best() -> None:
+    found = check(job(LLAMA_7B, world=8, **{**GOOD, "tp": 1}), cluster="hgx-h200")
+    best = found.best
+    assert best is not None
+    assert found.faster is not None and found.faster < 0.2
+
+
+def test_a_job_that_cannot_be_priced_still_learns_the_best() -> None:
+    found = check(job(LLAMA_7B, world=8, **{**GOOD, "pp": 3}), cluster="hgx-h200", devices=8)
+    assert not found.ok and found.priced is None
+    assert found.best is None or found.changes
+
+
+def test_what_overlap_brings_stands_apart() -> None:
+    values = {**GOOD, "gbs": 8}
+    for name in OVERLAPPED:
+        values.pop(name)
+    found = check(job(LLAMA_7B, world=8, **values), cluster="hgx-h200")
+    change = next(each for each in found.changes if each.column == "overlap")
+    assert change.after == "--overlap-grad-reduce --overlap-param-gather"
+    assert change.seconds is not None and change.seconds < 0
+
+
+def test_why_not_names_the_rule_and_the_gib() -> None:
+    problem = build_problem("llama-3.1-8b", "hgx-a100-40gb", 8, 8, 4096)
+    options: dict[str, Any] = {"devices": 8, "global_batch": 8, "seq_len": 4096, "best": False}
+    chosen = check("tp=8,micro_batch=1", "llama-3.1-8b", "hgx-a100-40gb", **options)
+    assert chosen.priced is not None
+    illegal = why_not(problem, chosen.priced.layout, {"tp": ("3",)})
+    assert illegal.best.status == "not legal"
+    assert any("C020" in reason for reason in illegal.best.reasons)
+    large = why_not(problem, chosen.priced.layout, {"tp": ("1",), "pp": ("1",), "recompute": ("none",), "offload": ("none",)})
+    assert large.best.status == "does not fit" and large.best.layout is not None
+    memory = large.best.layout.memory
+    missing = wording.gib(memory.peak_gib - memory.usable_gib)
+    assert any(f"{missing} more than there is" in reason for reason in large.best.reasons)
+
+
+# --- how it is said ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    found = check(job(LLAMA_7B, world=16, **{**GOOD, "tp": 8, "pp": 2, "frobnicate": 3}), cluster="hgx-h100")
+    text = drawn(found, width)
+    assert max(map(len, text.splitlines())) <= width
+    for part in (
+        "Legal",
+        "Fits",
+        "How good",
+        "What to change",
+        "--tensor-model-parallel-size 8 →",
+        "--frobnicate 3",
+        "Assumptions",
+    ):
+        assert part in text
+
+
+def test_markup_in_names_stays_what_it_is() -> None:
+    assert "[red]" in drawn(checked("--job-note '[red]x[/red]'", layers=4, tp=2, frob="'[red]'"), 80)
+
+
+@pytest.mark.parametrize(("text", "status"), [(JOB, 1), (JOB.replace("128", "4"), 0), ("nothing of the kind", 2)])
+def test_exit_status(text: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    assert main(["check", str(path)]) == status
+    out, error = capsys.readouterr()
+    assert bool(out) is (status < 2)
+    assert bool(error) is (status == 2)
+
+
+def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    assert main(["check", str(path), "--json"]) == 1
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["legal"] is False
+    assert {each["rule"] for each in document["broken"]} == {"C001", "C141"}
+    assert check_from_library is check
+
+
+def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["check"],
+        ["check", "tp=8", "--set", "x"],
+        ["check", "tp=8", "--format", "no"],
+        ["check", "tp=8", "--precision", "fp7"],
+        ["check", "tp=8", "--time-limit", "0"],
+    ):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.startswith("paraplan: ")

@@ -1,0 +1,108 @@
+"""Rank lists that somebody else wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from paraplan.optimizer.cli import main
+from paraplan.optimizer.group_check import check_groups, read_groups
+from paraplan.optimizer.ranks import groups
+from paraplan.search_spaces.errors import InputError
+from paraplan.search_spaces.inputs import load_cluster
+from paraplan.search_spaces.layout import Layout
+
+SIZES = {"tp": 8, "pp": 16, "dp": 4}
+
+
+def copied() -> dict[str, list[list[int]]]:
+    """What a widely copied snippet builds for TP 8 · PP 16 · DP 4."""
+    return {
+        "tp": [list(range(start, start + 8)) for start in range(0, 512, 8)],
+        "pp": [list(range(16 * i, 16 * i + 32)) for i in range(16)],
+        "dp": [list(range(start, start + 128)) for start in range(0, 512, 128)],
+    }
+
+
+def test_a_snippet_that_is_widely_copied() -> None:
+    found = check_groups(copied(), SIZES)
+    assert not found.ok and found.devices == 512
+    tp, pp, dp = sorted(found.dimensions, key=lambda each: ("tp", "pp", "dp").index(each.dimension))
+    assert (tp.groups, tp.sizes, tp.broken) == (64, {8: 64}, ())
+    assert (pp.groups, pp.sizes, pp.touched, pp.missing) == (16, {32: 16}, 272, 240)
+    assert (pp.expected_groups, pp.expected_size, pp.expected_stride) == (32, 16, 32)
+    assert (dp.groups, dp.sizes) == (4, {128: 4})
+    assert (dp.expected_groups, dp.expected_size, dp.expected_stride) == (128, 4, 8)
+    assert "32 groups of 16, ranks 32 apart" in " ".join(pp.broken)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tp=8, pp=16, dp=4, edp=32, num_microbatches=1),
+        Layout(tp=4, cp=2, pp=2, dp=4, ep=8, edp=4, num_microbatches=1),
+        Layout(tp=2, pp=3, dp=12, ep=4, etp=2, edp=3, num_microbatches=1),
+    ],
+)
+def test_our_own_groups_are_right(layout: Layout) -> None:
+    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp", "edp")}
+    found = check_groups(groups(layout), sizes)
+    assert found.ok, found.broken
+    strides = {each.dimension: each.expected_stride for each in found.dimensions if each.expected_stride}
+    for name, stride in strides.items():
+        first = groups(layout)[name][0]
+        assert len(first) == 1 or first[1] - first[0] == stride
+
+
+def test_groups_that_leave_a_supernode() -> None:
+    lists = {"tp": [list(range(start, start + 16)) for start in range(0, 64, 16)]}
+    found = check_groups(lists, cluster=load_cluster("hgx-h100"))
+    assert "4 groups of 4 leave their server of 8 devices" in " ".join(found.dimensions[0].broken)
+    assert check_groups(lists, cluster=load_cluster("gb200-nvl72")).ok
+
+
+@pytest.mark.parametrize(
+    ("lists", "said"),
+    [
+        ({"tp": [[0, 1], [2]]}, "differ in size"),
+        ({"tp": [[0, 1], [1, 2]]}, "more than one group"),
+        ({"tp": [[0, 0], [1, 2]]}, "twice in one"),
+        ({"tp": [[0, 1], [3, 4]]}, "in no group (2)"),
+        ({"tp": [[0, 1], [2, 3]], "pp": [[0, 1], [2, 3]], "dp": [[0], [1], [2], [3]]}, "share 2 ranks"),
+    ],
+)
+def test_faults(lists: dict[str, list[list[int]]], said: str) -> None:
+    found = check_groups(lists)
+    assert not found.ok
+    assert said in " ".join((*found.broken, *(sentence for each in found.dimensions for sentence in each.broken)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "",
+        '{"tp": 3}',
+        '{"tp": [3]}',
+        '{"tp": [["x"]]}',
+        '{"tp": [[-1]]}',
+        '{"tp": [[true]]}',
+        '{"tp": [[1e9]]}',
+        '{"tp": [[0]], "tensor": [[0]]}',
+    ],
+)
+def test_files_that_hold_no_groups(text: str) -> None:
+    with pytest.raises(InputError):
+        read_groups(text, "groups.json")
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "groups.json"
+    path.write_text(json.dumps({"world_size": 512, "groups": copied()}))
+    assert main(["check", "tp=8,pp=16,dp=4", "--groups", str(path)]) == 1
+    assert "272" in capsys.readouterr().out
+    assert main(["check", "tp=8,pp=16,dp=4", "--groups", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["devices"] == 512
+    assert main(["check", "--groups", str(tmp_path / "none.json")]) == 2

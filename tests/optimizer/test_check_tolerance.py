@@ -1,0 +1,105 @@
+"""Fault tolerance: units, Young's and Daly's intervals, and stores that die with their host."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from paraplan.cost_models.reliability import daly_interval_s, failures_per_s, lost_share, young_interval_s
+from paraplan.optimizer.readers import FaultTolerance
+from paraplan.optimizer.tolerance import duration, judge
+from paraplan.search_spaces.cluster import ClusterSpec, FailureRates
+from paraplan.search_spaces.inputs import load_cluster
+
+
+def failing(**rates: float) -> ClusterSpec:
+    return load_cluster("hgx-h100").model_copy(update={"failures": FailureRates.model_validate(rates)})
+
+
+def test_rates_add_up() -> None:
+    """8 devices, one server and one supernode of 8 each: 8·0.2 + 0.5 + 0.1 failures a year for each server."""
+    cluster = failing(device_per_year=0.2, server_per_year=0.5, supernode_per_year=0.1)
+    year = 365.25 * 86400
+    assert failures_per_s(cluster, 64) == pytest.approx(8 * (8 * 0.2 + 0.5 + 0.1) / year)
+    assert failures_per_s(failing(), 64) is None
+
+
+def test_intervals() -> None:
+    """With saves of 60 s and a failure a day, √(2·60·86400) = 3220 s; Daly's is a little less for the save itself."""
+    young = math.sqrt(2 * 60 * 86400)
+    assert young_interval_s(60, 86400) == pytest.approx(young) == pytest.approx(3219.9, rel=1e-4)
+    assert daly_interval_s(60, 86400) == pytest.approx(young * (1 + math.sqrt(60 / 172800) / 3 + 60 / 172800 / 9) - 60)
+    assert daly_interval_s(3000, 1000) == 1000
+
+
+@pytest.mark.parametrize(("save", "mtbf"), [(10.0, 3600.0), (60.0, 86400.0), (600.0, 7200.0), (1.0, 1e6)])
+def test_no_interval_loses_less_than_dalys(save: float, mtbf: float) -> None:
+    best = lost_share(daly_interval_s(save, mtbf), save, mtbf)
+    for factor in (0.5, 0.8, 1.25, 2.0, 5.0):
+        assert lost_share(factor * daly_interval_s(save, mtbf), save, mtbf) >= best * (1 - 1e-3)
+    assert 0 < best < 1
+    assert lost_share(1e9, save, mtbf) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("30min", (30, "min")),
+        ("1.5 h", (1.5, "h")),
+        ("500 steps", (500, "steps")),
+        ("500", (500, "")),
+        ("soon", None),
+        ("5 fortnights", None),
+        ("-3 s", None),
+    ],
+)
+def test_durations(text: str, found: tuple[float, str] | None) -> None:
+    read = duration(text)
+    assert (None if read is None else (read.amount, read.unit)) == found
+
+
+@pytest.mark.parametrize("text", ["500", "0 s", "soon", "1e99h", "٣ min"])
+def test_an_interval_needs_a_unit(text: str) -> None:
+    found = judge(FaultTolerance(checkpoint_interval=text), None, None, None, None, None)
+    assert [each.rule for each in found.broken] == ["F001"]
+
+
+@pytest.mark.parametrize(
+    ("store", "policy", "broken"),
+    [
+        (("/dev/shm",), "reschedule", True),
+        (("/dev/shm/ckpt", "tmpfs"), None, True),
+        (("memory",), "restart", True),
+        (("/dev/shm", "s3://bucket"), "reschedule", False),
+        (("/mnt/shared",), "reschedule", False),
+        (("/dev/shm",), "abort", False),
+        ((), "reschedule", False),
+    ],
+)
+def test_a_store_that_dies_with_its_host(store: tuple[str, ...], policy: str | None, broken: bool) -> None:
+    found = judge(FaultTolerance(state_store=store, node_failure_policy=policy), None, None, None, None, None)
+    assert bool(found.broken) is broken
+
+
+@pytest.mark.parametrize(("interval", "said"), [("4h", "too rare"), ("1min", "too often"), ("60min", "near the best")])
+def test_an_interval_beside_the_best(interval: str, said: str) -> None:
+    """2,048 devices that fail 0.17 times a year fail every 25 h together; saves of 2 min are best 77 min apart."""
+    found = judge(FaultTolerance(checkpoint_interval=interval), failing(device_per_year=0.17), 2048, None, 120.0, None)
+    assert found.mtbf_s == pytest.approx(25.2 * 3600, rel=0.01)
+    assert found.best_interval_s == pytest.approx(76.4 * 60, rel=0.02)
+    assert said in " ".join(found.advice)
+
+
+def test_steps_need_the_time_of_a_step() -> None:
+    given = FaultTolerance(checkpoint_interval="500 steps", checkpoint_save_time="2 min")
+    cluster = failing(device_per_year=0.17)
+    assert judge(given, cluster, 2048, None, None, None).needs
+    found = judge(given, cluster, 2048, 10.0, None, None)
+    assert found.interval_s == 5000 and found.save_s == 120
+    assert not found.needs
+
+
+def test_a_save_takes_at_least_what_copying_takes() -> None:
+    found = judge(FaultTolerance(checkpoint_interval="4h"), failing(device_per_year=0.17), 2048, None, None, 0.5)
+    assert found.save_at_least
+    assert "may be right" in " ".join(found.advice)

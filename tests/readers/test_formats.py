@@ -1,0 +1,321 @@
+"""Jobs in the formats of the frameworks, written by hand as their users write them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paraplan.optimizer.checker import check
+from paraplan.optimizer.readers import FORMATS, Job, read_job, read_text, recognise
+from paraplan.search_spaces.errors import InputError
+
+MEGATRON = """\
+#!/bin/bash
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=8
+TP=4; PP=4
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192   # Llama
+)
+PARALLEL_ARGS="
+    --tensor-model-parallel-size ${TP} \\
+    --pipeline-model-parallel-size $PP --sequence-parallel
+    --context-parallel-size 2 --cp-comm-type a2a
+    --num-layers-per-virtual-pipeline-stage 2
+"
+srun python pretrain_gpt.py ${MODEL_ARGS[@]} $PARALLEL_ARGS --micro-batch-size 1 --global-batch-size $((16*8)) --bf16 \\
+  --use-distributed-optimizer --overlap-grad-reduce --recompute-activations --lr 3e-4 --frobnicate 3
+"""
+MINDSPEED = """\
+source /usr/local/Ascend/ascend-toolkit/set_env.sh
+NPUS_PER_NODE=16
+NNODES=32
+WORLD_SIZE=$(($NPUS_PER_NODE*$NNODES))
+torchrun --nproc_per_node $NPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py --num-layers 64 --noop-layers 61,62,63 \\
+  --num-experts 256 \\
+  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 8 --expert-model-parallel-size 32 --expert-tensor-parallel-size 1 \\
+  --sequence-parallel --context-parallel-algo ulysses_cp_algo --swap-optimizer --use-distributed-optimizer --micro-batch-size 1 \\
+  --global-batch-size 3840 --recompute-granularity full --recompute-method block --recompute-num-layers 8 --use-flash-attn --bf16
+"""
+BRIDGE = (
+    "torchrun --nproc-per-node 8 --nnodes 64 run_recipe.py --recipe kimi_k2_pretrain_config model.tensor_model_parallel_size=2 "
+    "model.pipeline_model_parallel_size=16 model.expert_model_parallel_size=32 model.expert_tensor_parallel_size=1 "
+    "model.sequence_parallel=true train.global_batch_size=4096 train.micro_batch_size=1 model.seq_length=4096 "
+    "model.recompute_granularity=selective 'model.recompute_modules=[mla_up_proj,layernorm]' ddp.overlap_param_gather=false"
+)
+MINDFORMERS = """\
+runner_config: {batch_size: 1}
+parallel: {enable_parallel_optimizer: True, pipeline_config: {pipeline_interleave: true}}
+parallel_config: {data_parallel: 4, model_parallel: 8, pipeline_stage: 8, expert_parallel: 32, micro_batch_num: 32,
+                  use_seq_parallel: True}
+recompute_config: {recompute: true}
+model:
+  model_config:
+    num_layers: 61
+    seq_length: 4096
+    pp_interleave_num: 2
+    offset: [[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, -2]]
+moe_config: {expert_num: 256}
+"""
+TITAN = (
+    "torchrun --nnodes 64 --nproc_per_node 8 -m torchtitan.train --module deepseek_v3 --config deepseek_v3_671b "
+    "--parallelism.tensor_parallel_degree 8 --parallelism.pipeline_parallel_degree 8 "
+    "--parallelism.pipeline_parallel_schedule Interleaved1F1B --parallelism.expert_parallel_degree 64 "
+    "--training.local_batch_size 16 --training.seq_len 4096 activation-checkpoint:full"
+)
+TOML = """\
+[model]
+name = "llama3"
+flavor = "70B"
+[parallelism]
+tensor_parallel_degree = 8
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 4
+[training]
+local_batch_size = 2
+seq_len = 8192
+[activation_checkpoint]
+mode = "none"
+"""
+DEEPSPEED = (
+    '{"train_batch_size": 4096, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "gradient_clipping": 1.0, '
+    '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "sequence_parallel_size": 4, "frob": 3}'
+)
+JOB = """\
+task:
+  name: demo
+  resource: {supernode: 4, accelerator_per_node: 32}
+  strategy: {tensor_parallel: 8, pipeline_parallel: 4, data_parallel: 4, expert_parallel: 8, context_parallel: 1}
+  fault_tolerance: {checkpoint_interval: 30min, node_failure_policy: reschedule, state_store: [/dev/shm, "s3://bucket"]}
+"""
+LAYOUT = "tp=8, pp=4, ep=8\nmicro_batch=2,recompute=full  # as it runs\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "devices", "batch", "degrees", "choices"),
+    [
+        (MEGATRON, "megatron-lm", 128, 128, {"tp": 4, "pp": 4, "cp": 2, "vpp": 4, "ep": 1, "etp": 1, "micro_batch": 1},
+         {"cp_type": "a2a", "recompute": "selective:core_attn", "optimizer_sharding": "zero1", "sequence_parallel": "true"}),
+        (MINDSPEED, "mindspeed-llm", 512, 3840, {"tp": 2, "pp": 8, "ep": 32, "etp": 1, "vpp": 1},
+         {"offload": "optimizer:1", "recompute": "full:block:8", "optimizer_sharding": "zero1"}),
+        (BRIDGE, "megatron-bridge", 512, 4096, {"tp": 2, "pp": 16, "ep": 32, "etp": 1, "micro_batch": 1},
+         {"recompute": "selective:mla_up_proj+layernorm", "optimizer_sharding": "zero1"}),
+        (MINDFORMERS, "mindformers", 256, 128, {"tp": 8, "pp": 8, "dp": 4, "ep": 32, "vpp": 2},
+         {"recompute": "full", "optimizer_sharding": "zero1", "sequence_parallel": "true", "schedule": "interleaved"}),
+        (TITAN, "torchtitan", 512, 128, {"tp": 8, "pp": 8, "dp": 8, "ep": 64, "etp": 1, "vpp": 2, "micro_batch": 1},
+         {"recompute": "full", "optimizer_sharding": "zero2", "schedule": "interleaved", "sequence_parallel": "true"}),
+        (TOML, "torchtitan", 64, 16, {"tp": 8, "pp": 1, "dp": 8, "micro_batch": 2},
+         {"recompute": "none", "optimizer_sharding": "hsdp:4"}),
+        (DEEPSPEED, "deepspeed", 64, 4096, {"tp": 1, "cp": 4, "micro_batch": 1},
+         {"cp_type": "a2a", "optimizer_sharding": "zero3", "offload": "optimizer:1"}),
+        (JOB, "job", 128, None, {"tp": 8, "pp": 4, "dp": 4, "ep": 8}, {}),
+        (LAYOUT, "paraplan", 64, None, {"tp": 8, "pp": 4, "ep": 8, "micro_batch": 2}, {"recompute": "full"}),
+    ],
+)  # fmt: skip
+def test_formats(text: str, form: str, devices: int, batch: int | None, degrees: dict[str, int], choices: dict[str, str]) -> None:
+    assert recognise(text, "job") == form
+    given = devices if form in ("deepspeed", "paraplan") else None
+    job = read_text(text, "job", devices=given)
+    assert (job.format, job.devices, job.global_batch) == (form, devices, batch)
+    assert {name: job.degrees[name] for name in degrees} == degrees
+    same = {name: job.choices[name] for name in choices}
+    modules = {name: set(value.split(":")[-1].split("+")) for name, value in same.items()}
+    assert modules == {name: set(value.split(":")[-1].split("+")) for name, value in choices.items()}
+
+
+def test_what_is_not_understood_is_listed() -> None:
+    assert read_text(MEGATRON, "job").unknown == ("--frobnicate 3",)
+    assert read_text(DEEPSPEED, "job").unknown == ("frob = 3",)
+    assert not read_text(MINDSPEED, "job").unknown
+
+
+def test_what_is_assumed_is_listed() -> None:
+    job = read_text("pretrain_gpt.py --tensor-model-parallel-size 4 --num-experts 8 --num-layers 4", "job")
+    said = " ".join(job.assumptions)
+    for expected in ("etp 4: left out", "micro_batch 1", "allgather dispatcher", "not sharded", "not overlapped", "bf16"):
+        assert expected in said
+
+
+def test_noops_leave_the_real_layers() -> None:
+    job = read_text(MINDSPEED, "job")
+    assert job.sizes["layers"] == 61
+    assert job.split.counts == (8,) * 7 + (5,)
+
+
+def test_the_two_chunks_of_dualpipev_are_no_interleaving() -> None:
+    job = read_text(MINDSPEED.replace("--bf16", "--bf16 --schedules-method dualpipev"), "job")
+    assert (job.choices["schedule"], job.degrees["vpp"]) == ("dualpipev", 1)
+
+
+def test_offsets_add_up() -> None:
+    job = read_text(MINDFORMERS, "job")
+    assert job.split.counts == (4,) * 15 + (1,)
+    wrong = read_text(MINDFORMERS.replace("-2", "-1"), "job")
+    assert [finding.rule for finding in wrong.findings] == ["C071"]
+
+
+def test_layouts_as_python_lists() -> None:
+    text = (
+        "model.tensor_model_parallel_size=2 model.pipeline_model_parallel_size=2 "
+        "'model.pipeline_model_parallel_layout=[[embedding,decoder,decoder],[decoder],[decoder,decoder],[decoder,mtp,loss]]'"
+    )
+    job = read_text(text, "job")
+    assert job.degrees["vpp"] == 2
+    assert [len(stage.chunks) for stage in job.split.layout] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "total"),
+    [({"train_batch_size": None, "gradient_accumulation_steps": 2}, 128), ({"train_micro_batch_size_per_gpu": None}, 4096)],
+)
+def test_batches_follow_from_two_of_three(changes: dict[str, Any], total: int) -> None:
+    import json
+
+    data = {**json.loads(DEEPSPEED), **changes}
+    job = read_text(json.dumps({key: value for key, value in data.items() if value is not None}), "ds.json", devices=256)
+    assert job.global_batch == total
+    assert job.global_batch % (job.degrees["micro_batch"] * 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "said"),
+    [
+        ("", None, "is empty"),
+        ("   \n", None, "is empty"),
+        ("hello world", None, "no format"),
+        ("- a\n- b\n", None, "no format"),
+        ('{"train_batch_size": 4', None, "not complete JSON"),
+        ('{"a": 1}', None, "no format"),
+        ("run --tensor-model-parallel-size 4", "torchtitan", "no option of torchtitan"),
+        ("tp=8", "megatron-lm", "no option of megatron-lm"),
+        ("pretrain --tensor-model-parallel-size acht", None, "'acht' is not a whole number"),
+        ("pretrain --tensor-model-parallel-size -3", None, "from 1 to"),
+        ("pretrain --tensor-model-parallel-size 4.0", None, "not a whole number"),
+        ("pretrain --tensor-model-parallel-size " + "9" * 400, None, "from 1 to"),
+        ("pretrain --tensor-model-parallel-size ４", None, "not a whole number"),
+        ("pretrain --tensor-model-parallel-size $TP --num-layers 4", None, "--set NAME=8"),
+        ("pretrain --num-layers 4 --cp-comm-type ring", None, "'ring' is not one of"),
+        (
+            "pretrain --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-experts 8 --moe-layer-freq '__import__(1)'",
+            None,
+            "moe-layer-freq",
+        ),
+        (
+            "pretrain --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-experts 8 --moe-layer-freq '[1]*999999999'",
+            None,
+            "moe-layer-freq",
+        ),
+        ("torchrun --nproc_per_node 0 --nnodes 4 x.py --num-layers 4", None, "are no job"),
+        ("a: &a [x, x]\nb: *a\ntask: {strategy: {tensor_parallel: 8}}", None, "alias"),
+        ("task: {strategy: {tensor_parallel: eight}}", None, "strategy.tensor_parallel = 'eight'"),
+        ("task: {strategy: [1, 2]}", None, "task.strategy is missing"),
+        ("task: {resource: {supernode: 0}, strategy: {tensor_parallel: 8}}", None, "resource.supernode = 0"),
+        ("[parallelism]\ntensor_parallel_degree = \n", None, "not TOML"),
+        ("[parallelism]\ntensor_parallel_degree = 'x'\n", None, "not a whole number"),
+        ("parallel_config: 3", "mindformers", "parallel_config is missing"),
+        ("tp=8,tp=4", None, "given twice"),
+        ("tp=0", None, "at least 1"),
+        ("!!python/object/apply:os.system ['true']\nstrategy: 1", "job", ""),
+    ],
+)
+def test_bad_input_is_one_sentence(text: str, form: str | None, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_text(text, "job.txt", form=form)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "\x00" not in str(caught.value)
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    for name, content, said in (
+        ("a", b"\x00\x01\xff", "UTF-8"),
+        ("b", b"--num-layers\x00 4", "null"),
+        ("c", b"a" * 4_000_001, "bytes"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=said):
+            read_job(tmp_path / name)
+    for missing in ("nothing.sh", "tp:8", "x" * 5000, "nul\x00name", str(tmp_path)):
+        with pytest.raises(InputError):
+            read_job(missing)
+
+
+def test_a_layout_in_place_of_a_file() -> None:
+    assert read_job("tp=8,pp=4").degrees["tp"] == 8
+
+
+def test_every_format_has_a_reader() -> None:
+    for form in FORMATS:
+        with pytest.raises(InputError):
+            read_text("nothing of the kind", "x", form=form)
+    with pytest.raises(InputError, match="--format"):
+        read_job("tp=8", form="slurm")
+
+
+SAMPLES = (MEGATRON, MINDSPEED, BRIDGE, MINDFORMERS, TITAN, TOML, DEEPSPEED, JOB, LAYOUT)
+SLIPS = (
+    "0",
+    "-1",
+    "61",
+    "999999999",
+    "1e9",
+    "null",
+    "true",
+    "[]",
+    "$X",
+    "$(x)",
+    "\n",
+    "'",
+    '"',
+    "=",
+    ":",
+    "#",
+    "é",
+    "2.5",
+    "",
+    "(",
+    "full",
+)
+
+
+@settings(max_examples=80)
+@given(st.sampled_from(SAMPLES), st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(SLIPS)), min_size=1, max_size=3))
+def test_slips_end_in_a_sentence_or_a_judgement(text: str, slips: list[tuple[int, str]]) -> None:
+    for place, slip in slips:
+        words = [match.span() for match in re.finditer(r"\w+", text)]
+        begin, end = words[place % len(words)]
+        text = text[:begin] + slip + text[end:]
+    try:
+        found = check(read_text(text, "job"), best=False)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert found.ok is not bool(found.broken)
+
+
+def test_stages_of_a_job_yaml() -> None:
+    text = JOB.replace("context_parallel: 1", "context_parallel: 1, layers_per_stage: [7, 8, 8, 7], precision: fp8, cp_type: a2a")
+    job = read_text(text, "job.yaml")
+    assert job.split.counts == (7, 8, 8, 7)
+    assert (job.precision, job.choices["cp_type"]) == ("fp8", "a2a")
+    assert not job.unknown
+
+
+def test_chunks_of_a_job_yaml() -> None:
+    cut = "virtual_pipeline_parallel: 2, layers_per_chunk: [3, 4, 4, 3, 4, 4, 4, 4]"
+    chunked = JOB.replace("context_parallel: 1", f"context_parallel: 1, {cut}")
+    assert read_text(chunked, "job.yaml").split.counts == (3, 4, 4, 3, 4, 4, 4, 4)
+    told = read_text(chunked.replace("layers_per_chunk", "layers_per_stage"), "job.yaml")
+    assert told.split.free and any("layers_per_chunk" in each for each in told.assumptions)
+
+
+def test_windows_line_ends_and_marks(tmp_path: Path) -> None:
+    path = tmp_path / "größe 模型.sh"
+    path.write_bytes(b"\xef\xbb\xbf" + MEGATRON.replace("\n", "\r\n").encode())
+    job = read_job(path)
+    assert isinstance(job, Job)
+    assert job.degrees == read_text(MEGATRON, "job").degrees

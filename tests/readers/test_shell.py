@@ -1,0 +1,105 @@
+"""Scripts read as text: variables, arrays, arithmetic; and nothing that could be executed is."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paraplan.optimizer.readers.arithmetic import arithmetic
+from paraplan.optimizer.readers.shell import options, read_script, unresolved
+from paraplan.search_spaces.errors import InputError
+
+
+def words(text: str) -> list[str]:
+    """Of the last command line."""
+    return read_script(text).commands[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("TP=8\nrun --tp $TP", ["run", "--tp", "8"]),
+        ("TP=8\nrun --tp ${TP}x", ["run", "--tp", "8x"]),
+        ("run --tp ${TP:-4}", ["run", "--tp", "4"]),
+        ("TP=8\nrun --tp ${TP:-4}", ["run", "--tp", "8"]),
+        ("A=3\nB=4\nrun --n $((A*B + 2))", ["run", "--n", "14"]),
+        ("A=3\nrun --n $(( ($A + 1) / 2 % 5 ))", ["run", "--n", "2"]),
+        ("N=16\nD=$((N/(2*4)))\nrun $D", ["run", "2"]),
+        ("ARGS=(--a 1 # one\n  --b '2 3'\n)\nARGS+=(--c)\nrun \"${ARGS[@]}\"", ["run", "--a", "1", "--b", "2 3", "--c"]),
+        ('ARGS="--a 1 \\\n --b 2"\nrun $ARGS', ["run", "--a", "1", "--b", "2"]),
+        ('ARGS="\n  --a 1\n  --b 2\n"\nrun ${ARGS} --c', ["run", "--a", "1", "--b", "2", "--c"]),
+        ("run \\\n  --a 1 \\\n  --b 2 # and no more", ["run", "--a", "1", "--b", "2"]),
+        ("run --a 1\r\nX=1\r\nrun --b \\\r\n $X\r\n", ["run", "--b", "1"]),
+        ("export TP=2 PP=3; run $TP$PP", ["run", "23"]),
+        ("TP=1\nif [ $X = y ]; then\n  TP=2\nfi\nrun $TP", ["run", "2"]),
+        ("cat <<EOF\nrun --no\nEOF\nrun --yes", ["run", "--yes"]),
+        ("run 'a $TP b' \"c d\"", ["run", "a $TP b", "c d"]),
+        ("VAR=größe\nrun $VAR 模型", ["run", "größe", "模型"]),
+    ],
+)
+def test_words(text: str, found: list[str]) -> None:
+    assert words(text) == found
+
+
+def test_what_has_no_value_is_told() -> None:
+    command = words("run --tp $TP --pp $(cat pp) --cp `cat cp` --n $((X + 1)) --last ${LIST[3]}")
+    assert [unresolved(word) for word in command[2::2]] == [["TP"], ["(…)"], ["(…)"], ["((X+1))"], ["{LIST[3]}"]]
+
+
+def test_the_last_value_wins_and_others_are_told() -> None:
+    script = read_script("TP=2\nTP=4\nPP=1\nrun $TP")
+    assert script.commands[-1] == ["run", "4"]
+    assert script.conflicts == {"TP": ["2", "4"]}
+
+
+def test_the_caller_sets_variables() -> None:
+    assert read_script("TP=$1\nrun $TP", {"TP": "8"}).commands[-1] == ["run", "8"]
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("alive")
+    kill = f"rm -rf {victim}"
+    read_script(
+        f"A=$({kill})\nB=`{kill}`\n$({kill})\nrun $((a[$({kill})])) <({kill})\neval '{kill}'\n: ${{X:=$({kill})}}\nrun $A $B"
+    )
+    assert victim.read_text() == "alive"
+
+
+def test_variables_that_unfold_without_end() -> None:
+    text = "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A$A$A\n" * 60 + "run $A"
+    with pytest.raises(InputError, match="unfold"):
+        read_script(text)
+
+
+@given(st.text(alphabet="aA=\"'`$(){}[]\\ \n;#&|<>*+-/%0:@", max_size=120))
+def test_any_text_is_read(text: str) -> None:
+    script = read_script(text)
+    assert all(isinstance(word, str) for line in script.commands for word in line)
+
+
+def test_brackets_without_end_take_no_time() -> None:
+    begun = time.process_time()
+    read_script("A=" + "$((" * 20_000)
+    read_script("${" * 20_000)
+    read_script("$(" * 20_000)
+    assert time.process_time() - begun < 2.0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 1000), st.integers(0, 1000))
+def test_arithmetic_is_that_of_shells(a: int, b: int, c: int) -> None:
+    values = {"A": str(a), "B": str(b), "C": str(c)}
+    assert arithmetic("A/B + C*2 - (A % B)", values.get) == a // b + c * 2 - a % b
+
+
+@pytest.mark.parametrize("text", ["1/0", "A", "1 +", "(1", "2 ** 3", "a[0]", "1;2", "", "9" * 40, "(" * 3000, "1" + "+1" * 5000])
+def test_what_is_no_arithmetic(text: str) -> None:
+    assert arithmetic(text, {}.get) is None
+
+
+def test_options() -> None:
+    found = options(["python", "x.py", "--a", "1", "2", "--b=c", "--d", "-3", "--e.f", "g"])
+    assert [(each.name, each.values) for each in found] == [("a", ("1", "2")), ("b", ("c",)), ("d", ("-3",)), ("e.f", ("g",))]
