@@ -1,0 +1,218 @@
+"""Clusters side by side: the best plan of one model on each, what its tokens cost, and from which size one overtakes another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from ..cost_models.checkpoint import Failures
+from ..cost_models.money import per_million_tokens
+from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.documents import read_document
+from ..search_spaces.errors import Infeasible, InputError
+from ..search_spaces.inputs import build_problem
+from ..search_spaces.model import ModelSpec
+from ..search_spaces.scaling import scaled
+from .endurance import goodput_of
+from .planner import plan
+from .result import PricedLayout, Result
+
+Progress = Callable[[str, float], None]
+
+
+class Side(Result):
+    """One cluster: its best plan and what a million tokens cost there, failures included where they are known."""
+
+    cluster: str
+    devices: int
+    supernode: int
+    reason: str = ""  # why there is no plan
+    plan: PricedLayout | None = None
+    goodput: float | None = None
+    tokens_per_s: float | None = None  # of the job, after failures
+    device_hours: float | None = None  # per million tokens
+    price: float | None = None
+    kwh: float | None = None
+
+    @property
+    def per_device(self) -> float | None:
+        """Tokens per second and device given, after failures."""
+        return None if self.tokens_per_s is None else self.tokens_per_s / self.devices
+
+
+class Row(Result):
+    """All sides at one size of the model."""
+
+    parameters: int
+    active_parameters: int
+    sides: tuple[Side, ...]
+
+
+class Overtake(Result):
+    """Two clusters over the sizes: tokens per device of `second` over those of `first`, which is also the price of its device-hour
+    over the first's at which they cost the same; `sizes` are those from which on `second` is the cheaper one.
+    """
+
+    first: str
+    second: str
+    premium: tuple[float | None, ...]
+    price_ratio: float
+    priced: bool  # else both device-hours are taken to cost the same
+    sizes: tuple[float, ...] = ()
+    verdict: str
+
+
+class Compared(Result):
+    """The model as asked for or at several sizes, on several clusters."""
+
+    model: str
+    global_batch: int
+    seq_len: int
+    precision: str
+    rows: tuple[Row, ...]
+    overtakes: tuple[Overtake, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Field:
+    """Clusters with their devices, and prices of a device-hour by name."""
+
+    clusters: tuple[ClusterSpec, ...]
+    devices: tuple[int, ...]
+    prices: Mapping[str, float]
+
+
+def read_prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Prices of a device-hour from NAME=PRICE or YAML files of such pairs. InputError for no price, or of no cluster here."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, equals, price = text.partition("=")
+        pairs = {name.strip(): price} if equals else read_document(Path(text))
+        for key, value in pairs.items():
+            try:
+                number = math.nan if isinstance(value, bool) else float(value)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not 0 < number < math.inf:
+                raise InputError(f"--price {text[:60]}: {key} = {value!r} is not the price of a device-hour, such as 2.5")
+            if equals and key not in names:
+                raise InputError(f"--price {text[:60]}: {key!r} is not compared here; there is {', '.join(names)}")
+            found[key] = number
+    return {key: value for key, value in found.items() if key in names}
+
+
+def compare(
+    model: ModelSpec,
+    field: Field,
+    global_batch: int,
+    seq_len: int,
+    precision: str = "bf16",
+    sizes: Sequence[float] = (),
+    progress: Progress | None = None,
+) -> Compared:
+    """The best plan on every cluster, at the model's own size or at each of `sizes`; the first cluster is what others overtake."""
+    models = [scaled(model, size) for size in sorted(sizes)] if sizes else [model]
+    total, rows = len(models) * len(field.clusters), list[Row]()
+    for number, spec in enumerate(models):
+        sides = []
+        for place, (cluster, devices) in enumerate(zip(field.clusters, field.devices, strict=True)):
+            if progress is not None:
+                progress(cluster.name, (number * len(field.clusters) + place) / total)
+            sides.append(_side(spec, cluster, devices, global_batch, seq_len, precision, field.prices.get(cluster.name)))
+        rows.append(Row(parameters=spec.parameters(), active_parameters=spec.active_parameters(), sides=tuple(sides)))
+    overtakes = [overtake(rows, 0, place, field.prices) for place in range(1, len(field.clusters))] if len(rows) > 1 else []
+    return Compared(
+        model=model.name,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        precision=precision,
+        rows=tuple(rows),
+        overtakes=tuple(overtakes),
+        assumptions=_assumptions(field),
+    )
+
+
+def overtake(rows: Sequence[Row], first: int, second: int, prices: Mapping[str, float]) -> Overtake:
+    """From which sizes on the second cluster's tokens are cheaper: between two sizes by straight lines over the logarithm."""
+    names = [rows[0].sides[place].cluster for place in (first, second)]
+    priced = all(name in prices for name in names)
+    ratio = prices[names[1]] / prices[names[0]] if priced else 1.0
+    premium = [_premium(row.sides[first], row.sides[second]) for row in rows]
+    crossings = [
+        math.exp(math.log(a.parameters) + (ratio - p) / (q - p) * (math.log(b.parameters) - math.log(a.parameters)))
+        for (a, p), (b, q) in pairwise(zip(rows, premium, strict=True))
+        if p is not None and q is not None and p < ratio <= q
+    ]
+    return Overtake(
+        first=names[0],
+        second=names[1],
+        premium=tuple(premium),
+        price_ratio=ratio,
+        priced=priced,
+        sizes=tuple(crossings),
+        verdict=_verdict(names, [each for each in premium if each is not None], ratio, crossings),
+    )
+
+
+def _verdict(names: Sequence[str], premium: Sequence[float], ratio: float, crossings: Sequence[float]) -> str:
+    where = "a device-hour of both costing the same" if ratio == 1.0 else f"its device-hour costing {ratio:.2f} times as much"
+    if not premium:
+        return f"{names[1]} and {names[0]} have no size at which both have a plan"
+    if crossings:
+        from_on = " and ".join(f"{size / 1e9:,.3g}B" for size in crossings)
+        return f"{names[1]} becomes the cheaper one at {from_on} parameters, {where}"
+    if min(premium) >= ratio:
+        return f"{names[1]} is the cheaper one at every size, {where}"
+    if max(premium) < ratio:
+        return f"{names[1]} is at no size the cheaper one, {where}; at best it may cost {max(premium):.2f} times as much"
+    return f"{names[1]} is the cheaper one at the smaller sizes only, {where}"
+
+
+def _premium(first: Side, second: Side) -> float | None:
+    mine, theirs = first.per_device, second.per_device
+    return None if mine is None or theirs is None else theirs / mine
+
+
+def _side(
+    model: ModelSpec, cluster: ClusterSpec, devices: int, global_batch: int, seq_len: int, precision: str, price: float | None
+) -> Side:
+    supernode = next(level.size or devices for level in cluster.levels if level.name == cluster.supernode)
+    problem = build_problem(model, cluster, devices, global_batch, seq_len, None, precision)
+    try:
+        best = plan(problem, top=1, inside_by_default=True).plan
+    except Infeasible as error:
+        return Side(cluster=cluster.name, devices=devices, supernode=supernode, reason=error.summary)
+    failures = Failures.of(problem)
+    goodput = None if failures is None else goodput_of(failures, best).goodput
+    rate = best.tokens_per_s_per_device * devices * (1.0 if goodput is None else goodput)
+    power = cluster.accelerator.power_w
+    spent = per_million_tokens(rate, devices, price, None if power is None else power.value)
+    return Side(
+        cluster=cluster.name,
+        devices=devices,
+        supernode=supernode,
+        plan=best,
+        goodput=goodput,
+        tokens_per_s=rate,
+        device_hours=spent.device_hours,
+        price=spent.price,
+        kwh=spent.kwh,
+    )
+
+
+def _assumptions(field: Field) -> tuple[str, ...]:
+    """Where figures that decide come from, in words."""
+    said = [f"a device-hour of {name} costs {price:g} (given)" for name, price in field.prices.items()]
+    missing = [cluster.name for cluster in field.clusters if cluster.name not in field.prices]
+    said += [f"no price of {', '.join(missing)}: --price {missing[0]}=…, or a YAML of such pairs"] if missing else []
+    said.append("energy is that of the devices at their rated power; hosts, network and cooling come on top")
+    for cluster in field.clusters:
+        rates = cluster.failures
+        known = [rate for rate in (rates.device_per_year, rates.server_per_year, rates.supernode_per_year) if rate is not None]
+        if any(rate.grade == "assumed" for rate in known):
+            said.append(f"{cluster.name}: nobody has published how often it fails; its goodput rests on an assumed rate")
+    return tuple(said)

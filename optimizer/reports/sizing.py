@@ -1,0 +1,175 @@
+"""Clusters side by side, and how many devices a run needs, as they are drawn at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from ..comparing import Compared, Overtake, Row, Side
+from ..result import Goodput
+from ..sizing import Line, Sizing, Tried
+from . import wording
+from .drawing import BAD, GOOD, LABEL, STRONG, WIDE, grid, print_sections, section, width_of
+from .further import degrees
+
+SI = (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def render_compared(found: Compared, console: Console) -> None:
+    """Prints a table for every size, and which cluster overtakes which."""
+    width = width_of(console)
+    title = f"{found.model}   {found.global_batch:,} sequences of {found.seq_len:,} tokens a step   {found.precision}"
+    sections: list[RenderableType] = [Text(title, style=STRONG)]
+    sections += [_row(row, width, many=len(found.rows) > 1) for row in found.rows]
+    sections += [_overtake(found.rows, each) for each in found.overtakes]
+    sections.append(_notes("Assumptions", found.assumptions))
+    print_sections(console, sections, width)
+
+
+def render_sizing(found: Sizing, console: Console) -> None:
+    """Prints the count, the arithmetic in lines, what failures take and all counts that were tried."""
+    width = width_of(console)
+    best = found.chosen.plan
+    assert best is not None and found.chosen.days is not None  # what is chosen is in time
+    title = f"{found.model} on {found.cluster}   {count(found.tokens)} tokens in {found.days:g} days"
+    used = "" if best.devices_idle == 0 else f", of which {best.devices_idle:,} idle"
+    answer = f"{found.chosen.devices:,} devices{used}: {found.chosen.days:.1f} days, {found.steps:,} steps of "
+    answer += f"{wording.seconds(best.step_time_s)}, MFU {wording.percent(best.mfu)}"
+    sections: list[RenderableType] = [Text(title, style=STRONG), section("Needed", Text(answer), Text(degrees(best.layout)))]
+    sections.append(section("The arithmetic", _lines(found.lines)))
+    if found.chosen.goodput is not None:
+        sections.append(goodput_section(found.chosen.goodput, found.spare_servers))
+    sections.append(section("Tried", _tried(found.tried, found), note=Text("each with its own best plan", style=LABEL)))
+    sections.append(_notes("Assumptions", found.assumptions))
+    print_sections(console, sections, width)
+
+
+def goodput_section(found: Goodput, spare_servers: int | None = None) -> RenderableType:
+    """What failures and checkpoints make of the time of a layout."""
+    table = grid("left", "wrap")
+    lost = wording.percent(1.0 - found.goodput)
+    rows = [
+        ("goodput", f"{wording.percent(found.goodput)}: {lost} goes to saves, lost work and restarts"),
+        ("step", f"{wording.seconds(found.effective_step_s)} with failures"),
+        ("failures", f"one every {span(found.mtbf_s)}, {wording.significant(found.failures_per_day, 2)} a day"),
+        (
+            "checkpoint",
+            f"{wording.significant(found.checkpoint_tb)} TB; the fullest device copies {wording.gib(found.saved_gib)} to its host "
+            f"in {wording.seconds(found.save_s)}, storage has it {span(found.drain_s)} later",
+        ),
+        ("interval", f"a save every {span(found.interval_s)} is best"),
+        ("coming back", f"{span(found.back_s)} from a failure to the next step"),
+    ]
+    if found.fastest_effective_s is not None:
+        rows.insert(2, ("fastest", f"the layout with the shortest step takes {wording.seconds(found.fastest_effective_s, 4)} so"))
+    if spare_servers is not None:
+        rows.append(("spares", f"{wording.count(spare_servers, 'server')} cover those in repair 99 % of the time"))
+    for name, words in rows:
+        table.add_row(Text(name, style=LABEL), Text(words))
+    return section("Failures", table)
+
+
+def span(seconds: float) -> str:
+    """A duration of any length: 45 s, 12 min, 3.4 h, 12 days."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{wording.significant(seconds / size, 2)} {unit}"
+    return wording.seconds(seconds, 2)
+
+
+def count(value: float) -> str:
+    """A large number with its suffix: 671B, 10T, 1.8T."""
+    suffix, size = next(((name, size) for name, size in SI if value >= 0.9995 * size), ("", 1.0))
+    text = wording.significant(value / size)
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + suffix
+
+
+def _row(row: Row, width: int, many: bool) -> RenderableType:
+    size = f"{count(row.parameters)} parameters, {count(row.active_parameters)} active"
+    priced = any(side.price is not None for side in row.sides)
+    heads = ["cluster", "devices", "step", "MFU", "tokens/s", "goodput", "crosses", "price" if priced else "device-h", "kWh"]
+    table = grid("left", *["right"] * 8, *(["wrap"] if width >= WIDE else []), gap=2 if width >= WIDE else 1)
+    table.add_row(*(Text(head, style=LABEL) for head in (*heads, *(["layout"] if width >= WIDE else []))))
+    best = min((_cost(side) for side in row.sides if side.plan is not None), default=None)
+    for side in row.sides:
+        cells = _cells(side, priced)
+        style = GOOD if side.plan is not None and _cost(side) == best and len(row.sides) > 1 else ""
+        layout = [Text(degrees(side.plan.layout) if side.plan else "")] if width >= WIDE else []
+        table.add_row(*(Text(cell, style=style) for cell in cells), *layout)
+    body: list[RenderableType] = [table]
+    body += [Text(f"{side.cluster}: {side.reason}", style=BAD) for side in row.sides if side.plan is None]
+    if width < WIDE:
+        body += [Text(f"{side.cluster}: {degrees(side.plan.layout)}", style=LABEL) for side in row.sides if side.plan and not many]
+    unit = "price" if priced else "device-hours"
+    return section(
+        size, *body, note=Text(f"{unit} and kWh per million tokens, failures included; crosses: leaves the supernode", style=LABEL)
+    )
+
+
+def _cells(side: Side, priced: bool) -> list[str]:
+    if side.plan is None:
+        return [side.cluster, f"{side.devices:,}", *[wording.NONE] * 7]
+    cost = side.price if priced else side.device_hours
+    return [
+        side.cluster,
+        f"{side.devices:,}",
+        wording.seconds(side.plan.step_time_s),
+        wording.percent(side.plan.mfu),
+        count(side.tokens_per_s or 0.0),
+        wording.NONE if side.goodput is None else wording.percent(side.goodput),
+        wording.percent(side.plan.cross_supernode_share),
+        wording.NONE if cost is None else wording.significant(cost),
+        wording.NONE if side.kwh is None else wording.significant(side.kwh),
+    ]
+
+
+def _cost(side: Side) -> float:
+    return side.price if side.price is not None else side.device_hours or 0.0
+
+
+def _overtake(rows: Sequence[Row], found: Overtake) -> RenderableType:
+    table = grid("right", "right")
+    table.add_row(Text("parameters", style=LABEL), Text("may cost, a device-hour", style=LABEL))
+    for row, premium in zip(rows, found.premium, strict=True):
+        style = GOOD if premium is not None and premium >= found.price_ratio else ""
+        table.add_row(Text(count(row.parameters)), Text(wording.NONE if premium is None else f"{premium:.2f}×", style=style))
+    return section(f"{found.second} against {found.first}", table, Text(f"{found.verdict}."))
+
+
+def _lines(lines: Sequence[Line]) -> RenderableType:
+    table = grid("left", "wrap", "right", "left", gap=2)
+    for line in lines:
+        value = f"{line.value:,.0f}" if line.value < 1e7 else f"{line.value:.3g}"
+        table.add_row(Text(line.name, style=LABEL), Text(line.expression), Text(f"= {value}"), Text(line.unit))
+    return table
+
+
+def _tried(tried: Sequence[Tried], found: Sizing) -> RenderableType:
+    table = grid("right", "right", "right", "right", "right", "wrap")
+    table.add_row(*(Text(head, style=LABEL) for head in ("devices", "step", "MFU", "goodput", "days", "")))
+    for one in tried:
+        if one.plan is None or one.days is None:
+            table.add_row(Text(f"{one.devices:,}"), *[Text(wording.NONE)] * 4, Text(one.reason, style=BAD))
+            continue
+        style = STRONG if one.devices == found.chosen.devices else ""
+        goodput = wording.NONE if one.goodput is None else wording.percent(one.goodput.goodput)
+        cells = (
+            f"{one.devices:,}",
+            wording.seconds(one.plan.step_time_s),
+            wording.percent(one.plan.mfu),
+            goodput,
+            f"{one.days:.1f}",
+        )
+        idle = f"{one.plan.devices_idle:,} idle" if one.plan.devices_idle else ""
+        mark = Text("in time", style=GOOD) if one.days <= found.days else Text("too slow", style=LABEL)
+        table.add_row(*(Text(cell, style=style) for cell in cells), mark.append(f"  {idle}" if idle else ""))
+    return table
+
+
+def _notes(title: str, notes: Sequence[str]) -> RenderableType:
+    table = grid("left", "wrap", gap=1)
+    for note in notes or ("none",):
+        table.add_row(Text("·", style=LABEL), Text(note))
+    return section(title, table)

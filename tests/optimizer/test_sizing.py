@@ -1,0 +1,150 @@
+"""Sizes of runs and clusters side by side: arithmetic by hand, and plans that agree with what is asked of each alone."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from paraplan.cost_models.reliability import server_size
+from paraplan.optimizer import sizing
+from paraplan.optimizer.cli import main
+from paraplan.optimizer.comparing import Row, Side, overtake, read_prices
+from paraplan.optimizer.sizing import amount, arithmetic, attempt, counts, size, sized
+from paraplan.search_spaces.errors import Infeasible, InputError
+from paraplan.search_spaces.inputs import catalog_names, load_cluster, load_model
+from paraplan.search_spaces.scaling import scaled
+
+SMALL = ("llama-3.2-3b", "hgx-h100", 2e11, 3.0, 64, 4096)
+
+
+def test_the_arithmetic_of_a_hundred_trillion_parameters() -> None:
+    """10¹⁴ · 10¹³: 6·10²⁷ FLOPs, at 300 TFLOP/s 2·10¹³ device-seconds, 2.3·10⁸ device-days: 7.7 million devices for 30 days."""
+    told = {line.name: line.value for line in arithmetic(1e14, 1e13, 30.0, 3e14)}
+    assert told["FLOPs"] == pytest.approx(6e27)
+    assert told["device-seconds"] == pytest.approx(2e13)
+    assert told["device-days"] == pytest.approx(2.3148e8, rel=1e-4)
+    assert told["devices"] == pytest.approx(7.716e6, rel=1e-4)
+
+
+@pytest.mark.parametrize(("text", "value"), [("10T", 1e13), ("300B", 3e11), ("1.5G", 1.5e9), ("1e13", 1e13), ("2P", 2e15)])
+def test_amounts(text: str, value: float) -> None:
+    assert amount(text, "--tokens") == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "T", "10 TB", "-1T", "0", "10X", "nan", "1e999", "٣T"])
+def test_what_is_no_amount(text: str) -> None:
+    with pytest.raises(InputError, match="--tokens"):
+        amount(text, "--tokens")
+
+
+@pytest.mark.parametrize("name", catalog_names("clusters"))
+def test_counts_are_whole_units(name: str) -> None:
+    cluster = load_cluster(name)
+    supernode = next(level.size or 1 for level in cluster.levels if level.name == cluster.supernode)
+    found = counts(cluster)
+    assert list(found) == sorted(set(found))
+    assert supernode in found or (cluster.max_devices or supernode) < supernode
+    assert all(count % min(server_size(cluster), supernode) == 0 for count in found)
+    assert all(b <= 1.25 * a for a, b in pairwise(found) if a >= 8 * server_size(cluster))
+
+
+def test_a_run_gets_the_least_count_that_is_in_time() -> None:
+    """The chosen count is in time, the next lower one tried is not, and the days are those of its own plan."""
+    run = sized(*SMALL)
+    found = size(run, target_mfu=0.4, repair_days=2.0)
+    ladder = counts(run.cluster)
+    place = ladder.index(found.chosen.devices)
+    below = next(one for one in found.tried if one.devices == ladder[place - 1])
+    assert found.chosen.days is not None and found.chosen.days <= run.days
+    assert below.days is None or below.days > run.days
+    alone = attempt(run, found.chosen.devices)
+    assert alone.plan is not None and alone.goodput is not None
+    tokens_a_day = 64 * 4096 / alone.plan.step_time_s * alone.goodput.goodput * 86400
+    assert found.chosen.days == pytest.approx(2e11 / tokens_a_day, rel=1e-3)
+    needed = next(line.value for line in found.lines if line.name == "devices")
+    assert needed == pytest.approx(found.chosen.devices * found.chosen.days / run.days, rel=1e-3)
+    assert found.spare_servers is not None and found.spare_servers <= 1
+
+
+def test_a_mixture_is_counted_by_what_a_token_uses() -> None:
+    model = load_model("deepseek-v3")
+    assert model.active_parameters(embedding=False) == pytest.approx(36.6e9, rel=0.01)
+    assert model.parameters() == pytest.approx(671e9, rel=0.01)
+
+
+def test_a_batch_that_keeps_too_few_devices_busy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that get no faster by more devices, and jobs that nothing fits into."""
+    monkeypatch.setattr(sizing, "attempt", lambda run, devices: sizing.Tried(devices=devices, days=40.0))
+    with pytest.raises(Infeasible) as raised:
+        size(sized("llama-3.2-3b", "hgx-h100", 2e11, 1.0, 1, 1024))
+    assert "the fastest takes 40 days" in " ".join(raised.value.reasons)
+    assert "a batch of 1 sequences" in " ".join(raised.value.reasons)
+    monkeypatch.setattr(sizing, "attempt", lambda run, devices: sizing.Tried(devices=devices, reason="nothing fits"))
+    with pytest.raises(Infeasible) as raised:
+        size(sized("llama-3.2-3b", "hgx-h100", 2e11, 1.0, 1, 1024))
+    assert "nothing fits" in " ".join(raised.value.reasons)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "moe-1.8t", "llama-3.1-405b", "gpt3-175b"])
+def test_scaled_models_have_the_size_asked_for(name: str) -> None:
+    """Within a tenth, wider and deeper, with the same experts and head size."""
+    model = load_model(name)
+    for target in (5e10, 5e11, 2e12):
+        grown = scaled(model, target)
+        assert grown.parameters() == pytest.approx(target, rel=0.1)
+        assert (grown.hidden_size > model.hidden_size) == (grown.num_layers > model.num_layers)
+        assert set(grown.layer_kinds) == set(model.layer_kinds)
+    with pytest.raises(InputError, match="do not grow by one factor"):
+        scaled(load_model("nemotron-h-56b"), 1e12)
+
+
+def side(name: str, per_device: float) -> Side:
+    return Side(cluster=name, devices=10, supernode=8, tokens_per_s=10 * per_device)
+
+
+def test_one_overtakes_another_between_two_sizes() -> None:
+    """1.0×, 1.1× and 1.3× as many tokens at 100B, 400B and 1,600B: at 1.2 times the price half way in the logarithm, 800B."""
+    sizes, ratios = (1e11, 4e11, 1.6e12), (1.0, 1.1, 1.3)
+    rows = [
+        Row(parameters=int(size), active_parameters=1, sides=(side("a", 100.0), side("b", 100.0 * ratio)))
+        for size, ratio in zip(sizes, ratios, strict=True)
+    ]
+    found = overtake(rows, 0, 1, {"a": 1.0, "b": 1.2})
+    assert found.premium == pytest.approx(ratios)
+    assert found.sizes == pytest.approx([8e11])
+    assert "at no size" in overtake(rows, 0, 1, {"a": 1.0, "b": 2.0}).verdict
+    assert "at every size" in overtake(rows, 0, 1, {"a": 1.0, "b": 0.9}).verdict
+    assert not overtake(rows, 0, 1, {"a": 1.0}).priced
+
+
+def test_prices(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("hgx-h100: 2.5\nmi300x: 2\n")
+    assert read_prices([str(file), "hgx-h100=3"], ["hgx-h100"]) == {"hgx-h100": 3.0}
+    for wrong in ("hgx-h100=free", "hgx-h100=-1", "hgx-h100=nan", "other=1"):
+        with pytest.raises(InputError, match="--price"):
+            read_prices([wrong], ["hgx-h100"])
+
+
+def test_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = ["--global-batch", "16", "--seq-len", "4096", "--price", "hgx-h100=2"]
+    where = ["--clusters", "hgx-h100,mi300x", "--devices", "8", *batch]
+    assert main(["compare", "llama-3.2-3b", *where, "--price", "mi300x=1.5", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for each in document["rows"][0]["sides"]:
+        plan, price = each["plan"], {"hgx-h100": 2.0, "mi300x": 1.5}[each["cluster"]]
+        hours = 1e6 / (plan["tokens_per_s_per_device"] * each["goodput"]) / 3600
+        assert each["price"] == pytest.approx(hours * price, rel=1e-6)
+        assert each["kwh"] == pytest.approx(hours * {"hgx-h100": 0.7, "mi300x": 0.75}[each["cluster"]], rel=1e-6)
+    asked = ["size", SMALL[0], "--cluster", SMALL[1], "--tokens", "200B", "--days", "3", "--global-batch", "64", *batch[2:4]]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["compare", "llama-3.2-3b", *where, "--sizes", "2B,4B", "-q"]) == 0
+    shown = capsys.readouterr().out
+    assert "mi300x against hgx-h100" in shown and max(map(len, shown.splitlines())) <= 80
+    assert main([*asked, "-q"]) == 0
+    shown = capsys.readouterr().out
+    assert "device-seconds" in shown and "Failures" in shown
+    assert main([*asked[:6], "soon", *asked[7:]]) == 2
+    assert main(["compare", "llama-3.2-3b", "--clusters", "hgx-h100,mi300x", "--devices", "8,8,8", *batch]) == 2

@@ -1,0 +1,190 @@
+"""`paraplan sweep` as it is typed: real plans by real worker processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paraplan.optimizer import build_problem, plan, sweep_workers
+from paraplan.optimizer.cli import main
+from paraplan.optimizer.sweep import run_sweep
+from paraplan.optimizer.sweep_grid import read_sweep
+from paraplan.optimizer.sweep_point import Outcome
+from paraplan.optimizer.sweep_store import Store
+from paraplan.optimizer.sweep_workers import Processes
+
+SWEEP = """
+models: [llama-3.1-8b, no-such-model]
+clusters: [hgx-h100]
+devices: [1, 8]
+global_batch: [4 per device]
+seq_len: [4096]
+options: {top: 1, fix: offload=none}
+"""
+PARAPLAN = [sys.executable, "-m", "paraplan.optimizer.cli"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A sweep that has run: its YAML and its store."""
+    folder = tmp_path_factory.mktemp("swept")
+    path, store = folder / "sweep.yaml", str(folder / "sweep.sqlite")
+    path.write_text(SWEEP)
+    assert main(["sweep", str(path), "--store", store, "--workers", "1", "--quiet"]) == 0
+    return path, store
+
+
+def shown(store: str, query: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["sweep", "--store", store, "--show", query, "--json"]) == 0
+    points: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["points"]
+    return points
+
+
+def test_every_point_is_the_plan_that_plan_makes_or_a_reason(swept: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    points = shown(swept[1], "", capsys)
+    assert [(point["model"], point["devices"], point["status"]) for point in points] == [
+        ("llama-3.1-8b", 1, "infeasible"),
+        ("llama-3.1-8b", 8, "optimal"),
+        ("no-such-model", 1, "bad input"),
+        ("no-such-model", 8, "bad input"),
+    ]
+    alone = plan(build_problem("llama-3.1-8b", "hgx-h100", 8, 32, 4096, fix="offload=none"), top=1, inside_by_default=True)
+    found = points[1]["plan"]
+    assert found["layout"] == json.loads(alone.to_json())["plan"]["layout"]
+    assert found["step_time_s"] == alone.plan.step_time_s
+    assert "No layout fits" in points[0]["reason"]
+    assert "no-such-model" in points[2]["reason"]
+    assert "plan" not in points[0]
+    assert [point["devices"] for point in shown(swept[1], "model=llama*,devices>=8", capsys)] == [8]
+
+
+def test_the_same_command_again_plans_nothing(swept: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(swept[1]).read_bytes()
+    assert main(["sweep", str(swept[0]), "--store", swept[1], "--workers", "1"]) == 0
+    told = capsys.readouterr()
+    assert "nothing to plan" in told.err
+    assert "no-such-model" in told.out
+    assert main(["sweep", "--store", swept[1], "--show", ""]) == 0
+    assert len(Path(swept[1]).read_bytes()) == len(before)
+
+
+def test_tables_and_exports_hold_what_is_shown(swept: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "--store", swept[1], "--csv", str(tmp_path / "t.csv"), "--export", "megatron-lm", "-o", str(tmp_path / "x")]
+    assert main([*command, "--show", "devices=8"]) == 0
+    rows = list(csv.DictReader((tmp_path / "t.csv").open()))
+    assert [(row["model"], row["status"], row["option top"]) for row in rows] == [
+        ("llama-3.1-8b", "optimal", "1"),
+        ("no-such-model", "bad input", "1"),
+    ]
+    assert float(rows[0]["step_time_s"]) == shown(swept[1], "status=optimal", capsys)[0]["plan"]["step_time_s"]
+    (folder,) = (tmp_path / "x").iterdir()
+    assert folder.name.startswith("llama-3.1-8b-hgx-h100-8-32-4096-bf16-")
+    assert {"plan.json", "megatron-lm.sh"} <= {path.name for path in folder.iterdir()}
+
+
+def test_parquet_holds_the_same_typed(swept: tuple[Path, str], tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (paraplan[parquet])")
+    assert main(["sweep", "--store", swept[1], "--show", "", "--parquet", str(tmp_path / "t.parquet")]) == 0
+    table = parquet.read_table(tmp_path / "t.parquet")
+    assert table.num_rows == 4
+    assert str(table.schema.field("devices").type) == "int64"
+    assert str(table.schema.field("step_time_s").type) == "double"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--store", "s.sqlite"], "there is no such file"),
+        (["no.yaml", "--store", "s.sqlite"], "no.yaml: there is no such file"),
+        (["--store", "s.sqlite", "--workers", "0"], "--workers 0"),
+        (["--store", "s.sqlite", "--workers", "2"], "there is nothing to plan"),
+        (["s.yaml", "--store", "s.sqlite", "--export", "megatron-lm"], "give both or neither"),
+        (["s.yaml", "--store", "s.sqlite", "--export", "fairseq", "-o", "x"], "fairseq"),
+        (["s.yaml", "--store", "s.sqlite", "--ray", "auto", "--workers", "2"], "--workers 2"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_planned(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_worker_is_replaced_and_its_point_retaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sweep.yaml"
+    monkeypatch.setattr(sweep_workers, "RENEWED_AFTER", 1)  # after a point of its own, a worker is replaced too
+    path.write_text(SWEEP.replace("llama-3.1-8b, ", "").replace("[1, 8]", "[8, 16]"))
+
+    class Struck(Processes):
+        struck = False
+
+        def wait(self, seconds: float) -> list[tuple[str, Outcome | None]]:
+            if not self.struck:
+                os.kill(self.processes[0], signal.SIGKILL)
+                self.struck = True
+            return super().wait(seconds)
+
+    store, pool = Store(str(tmp_path / "s.sqlite")), Struck(1)
+    first = pool.processes
+    try:
+        run_sweep(read_sweep(path), tmp_path, store, pool)
+        assert not set(pool.processes) & set(first)
+        assert [stored.outcome.status for stored, _ in store.stored()] == ["bad input", "bad input"]
+    finally:
+        pool.close()
+        store.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_or_a_kill_leaves_no_orphan_and_nothing_claimed(tmp_path: Path, number: signal.Signals) -> None:
+    path, store = tmp_path / "sweep.yaml", str(tmp_path / "s.sqlite")
+    path.write_text(SWEEP.replace("llama-3.1-8b, no-such-model", "moe-10t").replace("[1, 8]", "[16384]"))  # seconds to plan
+    command = [*PARAPLAN, "sweep", str(path), "--store", store, "--workers", "1"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    workers = waited(lambda: children(run.pid))
+    waited(lambda: Path(store).exists() and owners(store))
+    run.send_signal(number)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert waited(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    if number == signal.SIGINT:
+        assert "interrupted: 0 of 1 points are in" in said
+        assert owners(store) == []
+    with_it = Store(store)
+    with_it.free_the_dead()
+    with_it.close()
+    assert owners(store) == []
+
+
+def owners(store: str) -> list[str]:
+    import sqlite3
+
+    with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as connection:
+        try:
+            return [row[0] for row in connection.execute("SELECT owner FROM paraplan_sweep_points WHERE owner IS NOT NULL")]
+        except sqlite3.OperationalError:  # no tables yet
+            return []
+
+
+def children(number: int) -> list[int]:
+    text = Path(f"/proc/{number}/task/{number}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def waited(true: Any) -> Any:
+    for _ in range(3000):
+        if found := true():
+            return found
+        time.sleep(0.01)
+    raise AssertionError("waited for half a minute")

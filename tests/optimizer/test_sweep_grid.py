@@ -1,0 +1,95 @@
+"""What a sweep.yaml means, and what a query picks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paraplan.optimizer.sweep_grid import Point, read_sweep
+from paraplan.optimizer.sweep_query import parse_query, select
+from paraplan.search_spaces.errors import InputError
+
+BASE = "clusters: [hgx-h100]\ndevices: [8, 16]\nglobal_batch: [32, 4 per device]\nseq_len: [4096]\n"
+
+
+def points(tmp_path: Path, text: str) -> list[Point]:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    return read_sweep(path)
+
+
+def test_the_grid_is_every_combination_once_with_models_outermost(tmp_path: Path) -> None:
+    found = points(tmp_path, BASE + "models: [gpt2, {family: moe, sizes: [600b, 10T]}]\nprecision: [bf16, fp8]\n")
+    assert list(dict.fromkeys(point.model for point in found)) == ["gpt2", "moe:600B", "moe:10T"]
+    assert len(found) == 3 * (1 + 2) * 2  # 4 per device is 32 on 8 devices, which is there already
+    assert {(point.devices, point.global_batch) for point in found} == {(8, 32), (16, 32), (16, 64)}
+    assert len({point.key for point in found}) == len(found)
+    assert Point.from_json(found[0].to_json()).key == found[0].key
+
+
+def test_a_list_repeats_a_flag_that_may_be_repeated_and_spans_the_grid_for_others(tmp_path: Path) -> None:
+    options = "options: {forbid: ['pp>16', 'vpp>2'], stack: [megatron-lm, torchtitan], framework-version: 0.16, inside: none}\n"
+    found = points(tmp_path, BASE + "models: gpt2\n" + options)
+    assert len(found) == 6
+    assert found[0].options == {
+        "forbid": ["pp>16", "vpp>2"],
+        "stack": "megatron-lm",
+        "framework_version": "0.16",
+        "inside": ["none"],
+    }
+    spanned = points(tmp_path, BASE + "models: gpt2\noptions: {fix: [['tp=1'], ['tp=2', 'pp=1']]}\n")
+    assert {tuple(point.options["fix"]) for point in spanned} == {("tp=1",), ("tp=2", "pp=1")}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (BASE, "models is missing"),
+        (BASE + "models: []", "models"),
+        (BASE + "models: gpt2\ndevice: 8", "did you mean 'devices'"),
+        (BASE.replace("[8, 16]", "[0]") + "models: gpt2", "devices"),
+        (BASE.replace("4 per device", "many") + "models: gpt2", "'4 per device'"),
+        (BASE + "models: [{family: moe, sizes: [7X]}]", "sweep.yaml: sizes: '7X'"),
+        (BASE + "models: gpt2\noptions: {engin: auto}", "did you mean 'engine'"),
+        (BASE + "models: gpt2\noptions: {top: [1, 0]}", "options"),
+        (BASE + "models: gpt2\noptions: {lora: 8}", "LoRA"),
+        (BASE + "models: gpt2\noptions: {memory-margin: 0.1, memory_margin: 0.2}", "given twice"),
+        (BASE.replace("[4096]", str(list(range(1, 2001)))).replace("[8, 16]", str(list(range(1, 501)))) + "models: gpt2", "points"),
+    ],
+)
+def test_a_sweep_that_means_nothing_is_refused_in_words(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(InputError, match=r"sweep\.yaml") as error:
+        points(tmp_path, text)
+    assert named in str(error.value)
+
+
+ROWS = [
+    ("a", {"model": "moe:10T", "devices": 64, "mfu": 0.3, "status": "optimal", "option stack": "megatron-lm"}),
+    ("b", {"model": "moe:600B", "devices": 1024, "mfu": 0.5, "status": "optimal", "option stack": "torchtitan"}),
+    ("c", {"model": "gpt2", "devices": 2048, "mfu": None, "status": "infeasible", "option stack": "torchtitan"}),
+]
+COLUMNS = tuple(ROWS[0][1])
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("", "abc"),
+        ("model=moe:*, devices >= 1024", "b"),
+        ("devices<2048", "ab"),
+        ("model=gpt2|moe:10T", "ac"),
+        ("model!=gpt2|moe:10T", "b"),
+        ("mfu>0.1,mfu≤0.3", "a"),
+        ("devices=64|2048", "ac"),
+        ("stack=torchtitan,status==optimal", "b"),
+        ("option-stack=megatron*", "a"),
+    ],
+)
+def test_a_query_picks_the_rows_that_meet_all_conditions(query: str, keys: str) -> None:
+    assert "".join(key for key, _ in select(ROWS, parse_query(query, COLUMNS))) == keys
+
+
+@pytest.mark.parametrize("query", ["modle=x", "devices", "devices=many", "model<x", "devices>1|2", "__import__('os')=1"])
+def test_a_query_that_means_nothing_is_refused(query: str) -> None:
+    with pytest.raises(InputError, match="--show"):
+        parse_query(query, COLUMNS)

@@ -1,0 +1,65 @@
+"""A sweep on a Ray cluster of this machine, one of its workers killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from paraplan.optimizer.sweep import run_sweep
+from paraplan.optimizer.sweep_grid import Point
+from paraplan.optimizer.sweep_ray import LOCAL, Ray
+from paraplan.optimizer.sweep_store import Store
+from paraplan.search_spaces.errors import InputError
+
+
+def test_without_ray_the_option_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(InputError, match=r"paraplan\[ray\]"):
+        Ray(LOCAL)
+
+
+def test_a_sweep_on_a_local_cluster_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (paraplan[ray])")
+    points = [Point("llama-3.1-8b", "hgx-h100", 8, batch, 4096, "bf16", {}) for batch in (8, 16, 24, 32, 40, 48)]
+    store, pool = Store(str(tmp_path / "s.sqlite")), Ray(LOCAL, 2)
+    killed: list[int] = []
+    threading.Thread(target=kill_one, args=(killed,), daemon=True).start()
+    try:
+        assert pool.slots == 2
+        run_sweep(points, tmp_path, store, pool)
+        found = {stored.point.key: stored.outcome.status for stored, _ in store.stored()}
+    finally:
+        pool.close()
+        store.close()
+    assert killed
+    assert found == {point.key: "optimal" for point in points}
+
+
+def kill_one(killed: list[int]) -> None:
+    """Kills the first process that is at a point: Ray calls it by the task that it runs."""
+    while not killed:
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_text()
+                mine = os.getpgid(int(folder.name)) == os.getpgid(0) or owned(folder)
+            except OSError:  # it has ended in between
+                continue
+            if words.startswith("ray::_solve") and mine:
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed.append(int(folder.name))
+                return
+        time.sleep(0.01)
+
+
+def owned(folder: Path) -> bool:
+    """Whether a process descends from this one."""
+    number = folder.name
+    while number not in ("0", "1", ""):
+        if number == str(os.getpid()):
+            return True
+        number = (Path("/proc") / number / "stat").read_text().rpartition(")")[2].split()[1]
+    return False
