@@ -1,5 +1,5 @@
 """How the best layout is found and handed over: plan(problem) → Plan, evaluate(problem, layout), why_not and ablation of a choice,
-compare_layouts, switch from a running job; exporters, reports, the command.
+check of an existing job, compare_layouts, switch from a running job; exporters, reports, the command.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..search_spaces.errors import Infeasible, InputError
     from ..search_spaces.inputs import build_problem
+    from .checked import Checked
+    from .checker import check
     from .planner import evaluate, plan
     from .result import (
         Certificate,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Certificate",
+    "Checked",
     "FrontCertificate",
     "FrontPoint",
     "Infeasible",
@@ -45,6 +48,7 @@ __all__ = [
     "Switch",
     "ablation",
     "build_problem",
+    "check",
     "compare_layouts",
     "evaluate",
     "plan",
@@ -53,6 +57,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "check": ".checker",
+    "Checked": ".checked",
     "plan": ".planner",
     "evaluate": ".planner",
     "compare_layouts": ".waterfall",

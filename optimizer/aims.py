@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..cost_models.checkpoint import Failures
 from ..cost_models.memory import GIB
 from ..cost_models.rows import Rows
 from ..cost_models.step import CostModel
 from ..cost_models.traffic import sent_bytes
 from ..search_spaces.errors import InputError
-from ..search_spaces.layout import Floats, Ints
+from ..search_spaces.layout import Floats, Ints, Problem
 
-STEP_TIME = "step-time"
-UNITS = {STEP_TIME: "s", "memory": "GiB", "devices": "", "cost": "device-hours", "traffic": "GiB"}
-"""Every aim: seconds of a step, peak of the fullest device, devices used, what a step costs, what crosses supernodes per device."""
+STEP_TIME, GOODPUT = "step-time", "goodput"
+UNITS = {STEP_TIME: "s", "memory": "GiB", "devices": "", "cost": "device-hours", "traffic": "GiB", GOODPUT: "s"}
+"""Every aim: seconds of a step, peak of the fullest device, devices used, what a step costs, what crosses supernodes per device,
+and seconds of a step over the share of time that failures leave for training.
+"""
 FEWER_DEVICES = ("devices", "cost")
 """Aims for which jobs on fewer devices are looked at."""
+PER_SECOND = (STEP_TIME, "cost", GOODPUT)
+"""Aims that follow from the step time."""
 SECONDS_PER_HOUR = 3600.0
 SIGNIFICANT = 10
 
 
 @dataclass(frozen=True)
 class Aims:
-    """The aims of one question, in its order; `device_hour_price` turns the cost from device-hours into money."""
+    """The aims of one question, in its order; `device_hour_price` turns the cost from device-hours into money, `failures` are
+    what goodput is reckoned with.
+    """
 
     names: tuple[str, ...]
     device_hour_price: float | None = None
+    failures: Failures | None = None
 
     @property
     def fewer_devices(self) -> bool:
@@ -38,12 +46,36 @@ class Aims:
     def needs_traffic(self) -> bool:
         return "traffic" in self.names
 
+    @property
+    def needs_goodput(self) -> bool:
+        return GOODPUT in self.names
+
+    def among_failures_of(self, problem: Problem) -> Aims:
+        """The aims with the failures of the problem's cluster. InputError where goodput is an aim and they are not known."""
+        if not self.needs_goodput:
+            return self
+        failures = Failures.of(problem)
+        if failures is None:
+            raise InputError(
+                f"--objective goodput: {problem.cluster.name} does not say how it fails; its YAML needs failures (device_per_year, "
+                "server_per_year or supernode_per_year, and restart_s) and storage.bandwidth_bytes_per_s"
+            )
+        return replace(self, failures=failures)
+
+    def least_stretch(self, devices: Ints | Floats) -> Floats | float:
+        """What no layout on so many devices has less of: expected time over training time."""
+        return 1.0 if self.failures is None else self.failures.stretch(np.asarray(devices, dtype=np.float64))
+
     def unit(self, name: str) -> str:
         """What the figures of an aim are counted in."""
         return "price" if name == "cost" and self.device_hour_price is not None else UNITS[name]
 
-    def figures(self, step_time_s: Floats, peak_bytes: Floats, devices: Ints, traffic_gib: Floats) -> Floats:
-        """Figures of n layouts, (n, aims), to SIGNIFICANT digits; all are better when less."""
+    def figures(
+        self, step_time_s: Floats, peak_bytes: Floats, devices: Ints, traffic_gib: Floats, stretch: Floats | float = 1.0
+    ) -> Floats:
+        """Figures of n layouts, (n, aims), to SIGNIFICANT digits; all are better when less. `stretch`: expected time over training
+        time.
+        """
         hours = devices * step_time_s / SECONDS_PER_HOUR
         known = {
             STEP_TIME: step_time_s,
@@ -51,8 +83,18 @@ class Aims:
             "devices": devices.astype(np.float64),
             "cost": hours * (1.0 if self.device_hour_price is None else self.device_hour_price),
             "traffic": traffic_gib,
+            GOODPUT: step_time_s * stretch,
         }
         return _rounded(np.stack([known[name] for name in self.names], axis=1))
+
+    def seconds(self, aim: int, figures: Floats, devices: Ints) -> Floats:
+        """The step time at which layouts on so many devices have a figure of an aim of PER_SECOND; broadcasts."""
+        if self.names[aim] == STEP_TIME:
+            return figures + 0.0 * devices
+        if self.names[aim] == GOODPUT:
+            return np.asarray(figures / self.least_stretch(devices))
+        price = 1.0 if self.device_hour_price is None else self.device_hour_price
+        return np.asarray(figures * SECONDS_PER_HOUR / price / devices)
 
 
 def _rounded(figures: Floats) -> Floats:

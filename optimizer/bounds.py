@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cost_models.memory import static_rates
-from ..cost_models.pipeline import bound_s, in_flight, paths_s
+from ..cost_models.pipeline import admissible_s, bound_s, in_flight
 from ..cost_models.rows import Rows
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.choices import FRAME, PRICED_CP_TYPES
@@ -63,22 +63,20 @@ def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
             part = rows.take(some)
             t, schedule = part.table, SCHEDULES[int(part.table.schedule[0])]
             load = part.chunks(default_cuts(model, part))
-            paths = paths_s(
-                schedule, int(t.pp[0]), int(t.vpp[0]), load.forward_s, load.backward_s, 0.0, t.num_microbatches, closed_form=True
-            )
-            bound[some] = paths.max(axis=1)
+            pp, vpp = int(t.pp[0]), int(t.vpp[0])
+            bound[some] = admissible_s(schedule, pp, vpp, load.forward_s, load.backward_s, 0.0, t.num_microbatches)
     return bound + model.problem.stack.step_overhead_s.value
 
 
 def least_after(model: CostModel, rows: Rows) -> Floats:
-    """Seconds that a stage spends after (or before) its pipeline per second of its work per micro-batch, at least, (n,).
+    """Seconds that a stage spends once the pipeline has ended per second of its work per micro-batch, at least, (n,).
 
-    Optimizer, offload and the data-parallel traffic that no compute can hide are linear in what a stage holds, so whatever its
+    Optimizer, offload and the gathering of weights that no compute can hide are linear in what a stage holds, so whatever its
     blocks are, it pays at least r = min_j e_j / x_j of its work x_s. In the induction of `bound_s` r adds to the micro-batches.
+    Gradients are left out: those of later stages are reduced while earlier ones still run.
     """
-    overlap = model.problem.stack.overlap
-    shares = ((rows.gradient_s, 1.0 - overlap.dp_gradients), (rows.parameter_s, 1.0 - overlap.dp_parameters))
-    rates = [sum(share * pair[i] for pair, share in (*shares, (rows.optimizer_s, 1.0), (rows.offload_s, 1.0))) for i in (0, 1)]
+    share = 1.0 - model.problem.stack.overlap.dp_parameters
+    rates = [share * rows.parameter_s[i] + rows.optimizer_s[i] + rows.offload_s[i] for i in (0, 1)]
     least = np.full(len(rows), np.inf)
     for name in (*rows.pieces.names, "embedding", "head"):
         piece = rows.pieces.pieces[name]
@@ -89,16 +87,17 @@ def least_after(model: CostModel, rows: Rows) -> Floats:
 
 
 def most_work_s(rows: Rows, after: Floats, limit_s: Floats) -> Floats:
-    """Most work per micro-batch that any stage of a 1F1B row can do if the row's stage time is to stay under its limit, (n,).
+    """Most work per micro-batch that any stage of a 1F1B row can do if the row's step is to stay under its limit, (n,).
 
     Path (D) through the fullest stage s, of work x: T ≥ 2W − P + (m−1−w)·x + r·x with P ≤ (s+1)·x before its end, whatever s is
-    T ≥ 2W + (m−1−pp+r)·x. At block depth P counts recompute at its mean, up to pp−1 stages' worth. No limit where m ≤ pp+1.
+    T ≥ 2W + (m−1−pp+r)·x. A block depth is left out of W. No limit where m ≤ pp.
     """
     pp, m = rows.table.pp, rows.table.num_microbatches
-    mean = np.where(rows.depth < len(rows.pieces.blocks), rows.nominal_recompute_s(pp, pp - 1), 0.0)
+    whole = rows.work_s + np.where(rows.depth < len(rows.pieces.blocks), 0.0, rows.again_s)
     turns = m - 1 - pp + after
-    room = limit_s - 2.0 * rows.total_s(pp) + mean
-    return np.where(turns > 0, np.maximum(room, 0.0) / np.maximum(turns, 1e-9), np.inf) * (1.0 + 1e-9)
+    room = limit_s - 2.0 * whole
+    bounded = (m > pp) & (turns > 0)
+    return np.where(bounded, np.maximum(room, 0.0) / np.maximum(turns, 1e-9), np.inf) * (1.0 + 1e-9)
 
 
 def row_bounds_bytes(model: CostModel, rows: Rows) -> Floats:
@@ -141,6 +140,8 @@ def _bytes_at_least(model: CostModel, rows: Rows, rates: tuple[Floats, Floats]) 
         whole_a, whole_r = (a @ counts)[:, None], (r @ counts)[:, None]
         mu = 1.0 / np.maximum(whole_a + flight * whole_r, 1.0)
         mu /= mu.sum(axis=1, keepdims=True)
+        ends = [0, pp - 1]  # micro-batches in flight fall along the pipeline, and each term rises or falls with them throughout
+        mu, flight = mu[:, ends], flight[:, ends]
         total = np.zeros(len(members))
         for piece, count in enumerate(counts):
             each = mu * (a[:, piece, None] + flight * r[:, piece, None])

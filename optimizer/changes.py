@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..cost_models.profile import CollectiveCurve, Fitted
 from ..search_spaces.cluster import Figure, Level
@@ -54,7 +55,7 @@ def slower_levels(indexes: Sequence[int]) -> Change:
         collectives = dict(setting.profile.collectives)
         for section in {levels[index].efficiency_profile for index in indexes}:
             collectives[section] = {name: _later(curve, seconds) for name, curve in collectives[section].items()}
-        return Setting(setting.problem, setting.profile.model_copy(update={"collectives": collectives}))
+        return replace(setting, profile=setting.profile.model_copy(update={"collectives": collectives}))
 
     return change
 
@@ -71,7 +72,7 @@ def latency_groups(setting: Setting, indexes: Sequence[int]) -> list[tuple[int, 
 
 def more_devices(setting: Setting, count: float) -> Setting:
     """So many devices more (or less)."""
-    return Setting(setting.problem.model_copy(update={"devices": setting.problem.devices + round(count)}), setting.profile)
+    return replace(setting, problem=setting.problem.model_copy(update={"devices": setting.problem.devices + round(count)}))
 
 
 def moved(figure: Figure, value: float) -> Figure:
@@ -93,7 +94,7 @@ def _with_accelerator(setting: Setting, **figures: object) -> Setting:
 
 def _with_cluster(setting: Setting, **changed: object) -> Setting:
     cluster = setting.problem.cluster.model_copy(update=changed)
-    return Setting(setting.problem.model_copy(update={"cluster": cluster}), setting.profile)
+    return replace(setting, problem=setting.problem.model_copy(update={"cluster": cluster}))
 
 
 def _later(curve: CollectiveCurve, seconds: float) -> CollectiveCurve:

@@ -18,8 +18,8 @@ from .aims import Aims
 from .pareto import Archive, Job, price_table, sampled_front
 
 POPULATION = 64
-GENERATIONS = 16
-SAMPLED = 20_000
+GENERATIONS = 12
+SAMPLED = 5_000
 """Layouts, evenly spaced over the legal ones, from whose front the first generation comes."""
 KNOBS = tuple(name for name in PIPELINE if name != "num_microbatches")
 Progress = Callable[[float], None]
@@ -40,17 +40,19 @@ def evolved_front(
     codes = [_Codes(job.space) for job in jobs]
     names = sorted({name for code in codes for name in code.sizes})
     sizes = {name: max(code.sizes.get(name, 1) for code in codes) for name in names}
-    distributions: dict[str, Any] = {name: optuna.distributions.IntDistribution(0, size - 1) for name, size in sizes.items()}
-    distributions["job"] = optuna.distributions.IntDistribution(0, len(jobs) - 1)
+    sizes["job"] = len(jobs)
+    free = [name for name, size in sizes.items() if size > 1]  # a sampler takes time for every name
+    distributions: dict[str, Any] = {name: optuna.distributions.IntDistribution(0, sizes[name] - 1) for name in free}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=seed)
     study = optuna.create_study(directions=["minimize"] * len(aims.names), sampler=sampler)
     for point in _spread(archive, POPULATION):
         table = LayoutTable.from_layouts([point.layout])
-        study.enqueue_trial({"job": point.job, **codes[point.job].encoded(table)})
+        own = {"job": point.job, **codes[point.job].encoded(table)}
+        study.enqueue_trial({name: own[name] for name in free})
     for generation in range(generations):
         trials = [study.ask(fixed_distributions=distributions) for _ in range(POPULATION)]
-        wanted = [trial.params for trial in trials]
+        wanted = [dict.fromkeys(sizes, 0) | trial.params for trial in trials]
         figures = _priced(archive, jobs, codes, aims, wanted)
         for trial, values in zip(trials, figures.tolist(), strict=True):
             study.tell(trial, values)

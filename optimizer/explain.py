@@ -20,6 +20,7 @@ from ..search_spaces.layout import Problem
 from ..search_spaces.quantities import DERIVED, constants, usable_bytes, words_for
 from ..search_spaces.rules import Rule, rules_for, rules_over
 from .search import Search
+from .solving import deterministic_solver
 
 DETERMINISTIC_LIMIT = 30.0
 """CP-SAT's deterministic seconds for one decision; past them a rule is kept in the conflict."""
@@ -211,11 +212,7 @@ def _model(
 
 
 def _solver() -> cp_model.CpSolver:
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
-    return solver
+    return deterministic_solver(DETERMINISTIC_LIMIT)
 
 
 def _status(model: cp_model.CpModel, solver: cp_model.CpSolver | None = None) -> cp_model.CpSolverStatus:

@@ -7,11 +7,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from ..cost_models.profile import Profile
 from .aims import STEP_TIME, Aims, front_of, knee_place, least_place, representatives
+from .deadline import NEVER, Deadline
+from .endurance import goodput_of
 from .evolution import GENERATIONS, POPULATION, SAMPLED, evolved_front
 from .incumbent import Setting, searched
 from .pareto import EXACT_LAYOUTS, Archive, Job, Point, exact_front, jobs_of, price_layouts, refined
@@ -26,57 +29,108 @@ KNEE = "knee"
 """The mark of the suggested compromise: of the shown layouts the one whose largest shortfall is least, each aim scaled from its
 least to its greatest value among them."""
 Progress = Callable[[str, float], None]
+Heard = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked beside the plan."""
+    """What is asked beside the plan, of which `top` layouts are told."""
 
     aims: Aims
     sensitivity: bool = False
     robust: bool = False
     refine: Refine | None = None
+    top: int = 5
 
 
-def answered(found: Plan, profile: Profile, asked: Questions, top: int, progress: Progress | None = None) -> Plan:
-    """The plan with the answers to what else was asked; sensitivity, robustness and refinement are those of its step time."""
-    setting = Setting(found.problem, profile)
-    fastest = found
+def answered(
+    found: Plan,
+    profile: Profile,
+    asked: Questions,
+    progress: Progress | None = None,
+    deadline: Deadline = NEVER,
+    interrupted: bool = False,
+) -> Plan:
+    """The plan with the answers to what else was asked; sensitivity, robustness and refinement are those of its step time.
 
-    def share(stage: str) -> Callable[[float], None] | None:
-        return None if progress is None else lambda value: progress(stage, value)
+    Each question gets the time that the ones before it leave; after an interrupt none is taken up. What is not answered, or not
+    wholly, the plan says.
+    """
+    fastest, setting, unanswered = found, Setting(found.problem, profile, deadline), list[str]()
+    questions = (
+        (asked.sensitivity, "sensitivity", "changing the hardware", _sensitivity),
+        (asked.robust, "robust", "trying scenarios", _robust),
+        (asked.refine is not None, "refine", "refining", _refined),
+        (asked.aims.names != (STEP_TIME,), "objective", "weighing aims", _weighed),
+    )
+    for _, name, stage, answer in (question for question in questions if question[0]):
+        left = "was not taken up"
+        if not interrupted and not deadline.passed:
+            try:
+                told = deadline.heard(None if progress is None else partial(progress, stage))
+                found, left = answer(found, setting, fastest, asked, told)
+            except KeyboardInterrupt:
+                left = "was not answered"
+            interrupted = bool(left) and not deadline.passed
+        if left:
+            why = "interrupted" if interrupted else f"the time limit of {deadline.limit_s:g} s had passed"
+            unanswered.append(f"{name} {left}: {why}")
+    return found.model_copy(update={"unanswered": (*found.unanswered, *unanswered)}) if unanswered else found
 
-    if asked.sensitivity:
-        changed = sensitivity(setting, fastest.plan.layout, fastest.plan.step_time_s, share("changing the hardware"))
-        found = found.model_copy(update={"sensitivity": changed})
-    if asked.robust:
-        nominal = [one.layout for one in (fastest.plan, *fastest.alternatives)]
-        found = found.model_copy(update={"robust": robust(setting, nominal, share("trying scenarios"))})
-    if asked.refine is not None:
-        found = found.model_copy(update={"refined": study(setting, fastest, asked.refine, share("refining"))})
-    if asked.aims.names != (STEP_TIME,):
-        found = with_front(found, setting, asked.aims, top, share("weighing aims"))
-    return found
+
+def _sensitivity(found: Plan, setting: Setting, fastest: Plan, _: Questions, progress: Heard) -> tuple[Plan, str]:
+    """The plan with its table and thresholds, and what is missing of them in words."""
+    changed = sensitivity(setting, fastest.plan.layout, fastest.plan.step_time_s, progress)
+    said = f"is answered but for {changed.unanswered} of its figures" if changed.unanswered else ""
+    return found.model_copy(update={"sensitivity": changed}), said
+
+
+def _robust(found: Plan, setting: Setting, fastest: Plan, _: Questions, progress: Heard) -> tuple[Plan, str]:
+    """Likewise with its regrets over scenarios."""
+    tried = robust(setting, [one.layout for one in (fastest.plan, *fastest.alternatives)], progress)
+    count = len(tried.scenarios)
+    said = f"is answered for {count} of {count + len(tried.untried)} scenarios" if tried.untried else ""
+    return found.model_copy(update={"robust": tried}), said
+
+
+def _refined(found: Plan, setting: Setting, fastest: Plan, asked: Questions, progress: Heard) -> tuple[Plan, str]:
+    """Likewise with what a study found around it."""
+    assert asked.refine is not None
+    made = study(setting, fastest, asked.refine, progress)
+    said = f"is answered by {made.trials} of {asked.refine.trials} trials" if made.stopped else ""
+    return found.model_copy(update={"refined": made}), said
+
+
+def _weighed(found: Plan, setting: Setting, _: Plan, asked: Questions, progress: Heard) -> tuple[Plan, str]:
+    """Likewise with the front of several aims, or led by another."""
+    found = with_front(found, setting, asked.aims, asked.top, progress)
+    stopped = found.front_certificate is not None and found.front_certificate.stopped
+    return found, "is answered by the layouts that were priced so far" if stopped else ""
 
 
 def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Callable[[float], None] | None = None) -> Plan:
     """The plan least in the first aim (of equal ones the fastest) and, for several aims, the front."""
     begun = time.monotonic()
+    aims = aims.among_failures_of(setting.problem)
     counted = aims if len(aims.names) > 1 else replace(aims, names=(*aims.names, STEP_TIME))
     jobs = jobs_of(setting.problem, setting.profile, counted)
-    archive = Archive(len(counted.names))
+    archive, exact, stopped = Archive(len(counted.names)), False, False
     price_layouts(archive, jobs, 0, counted, [one.layout for one in (found.plan, *found.alternatives)])
-    for place, job in enumerate(jobs[1:], start=1):
-        fastest = searched(Setting(job.problem, setting.profile), top).best
-        if fastest:
-            price_layouts(archive, jobs, place, counted, [candidate.layout for candidate in fastest])
     legal = sum(job.space.listed for job in jobs)
     exact = legal <= EXACT_LAYOUTS
-    archive = (exact_front if exact else evolved_front)(jobs, counted, archive, progress=progress)
+    try:
+        for place, job in enumerate(jobs[1:], start=1):
+            fastest = searched(replace(setting, problem=job.problem), 1).best
+            if fastest:
+                price_layouts(archive, jobs, place, counted, [candidate.layout for candidate in fastest])
+        (exact_front if exact else evolved_front)(jobs, counted, archive, progress=progress)
+    except KeyboardInterrupt:  # the layouts that were priced stand
+        stopped = True
     points, within = _shown(jobs, counted, archive)
     certificate = FrontCertificate(
         method="exact" if exact else "nsga2",
-        covers=_covers(jobs, exact),
+        stopped=stopped,
+        covers=_covers(jobs, exact, stopped),
         aims=counted.names,
         units={name: counted.unit(name) for name in counted.names},
         legal=legal,
@@ -84,9 +138,11 @@ def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Ca
         within=within,
         seconds=time.monotonic() - begun,
     )
+    soonest = found.plan
     found = _led_by(found, jobs, counted, points, top)
     front = None if len(aims.names) == 1 else _front(jobs, counted, points)
-    return found.model_copy(update={"front": front, "front_certificate": certificate})
+    goodput = None if aims.failures is None else goodput_of(aims.failures, found.plan, soonest)
+    return found.model_copy(update={"front": front, "front_certificate": certificate, "goodput": goodput})
 
 
 def _shown(jobs: list[Job], aims: Aims, archive: Archive) -> tuple[list[Point], float]:
@@ -145,12 +201,17 @@ def _figures(points: list[Point]) -> np.ndarray:
     return np.array([point.figures for point in points])
 
 
-def _covers(jobs: list[Job], exact: bool) -> str:
+def _covers(jobs: list[Job], exact: bool, stopped: bool) -> str:
     """What is proved of a front, in words."""
     legal = sum(job.space.listed for job in jobs)
     counts = [job.problem.devices for job in jobs]
     where = f", on {', '.join(map(str, counts))} devices" if len(counts) > 1 else ""
     each = " on each of these counts" if len(counts) > 1 else ""
+    if stopped:
+        return (
+            f"stopped before all was priced that the method looks at of {legal:,} legal layouts{where}: what is shown is the front "
+            f"of those that were. Only the least step time on {counts[0]} devices is proved."
+        )
     if exact:
         return (
             f"all {legal:,} layouts{where} with everything overlapped that the stack can, each with the split that the search "

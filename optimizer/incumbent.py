@@ -11,25 +11,32 @@ from ..cost_models.profile import Profile
 from ..cost_models.step import CostModel
 from ..search_spaces.enumeration import Space
 from ..search_spaces.layout import Floats, Layout, LayoutTable, Problem, Split
-from .search import EQUAL, Candidate, Found, Search
-from .stages import best_partitions, default_cuts, partitioned_exactly
+from .deadline import NEVER, Deadline
+from .search import Candidate, Found, Search
+from .stages import EQUAL, best_partitions, default_cuts, partitioned_exactly
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem with the profile that it is priced by."""
+    """A problem with the profile that it is priced by, and until when questions about it may take."""
 
     problem: Problem
     profile: Profile
+    deadline: Deadline = NEVER
 
     def model(self) -> CostModel:
         return CostModel(self.problem, self.profile)
 
 
 def searched(setting: Setting, top: int = 1, ceiling_s: float = np.inf) -> Found:
-    """The best frames of a setting that are faster than the ceiling. KeyboardInterrupt ends it without an answer."""
-    found = Search(Space(setting.problem), setting.model(), top, ceiling_s=ceiling_s).run()
+    """The best frames of a setting that are faster than the ceiling.
+
+    KeyboardInterrupt ends it without an answer, OutOfTime once the setting's deadline has passed.
+    """
+    setting.deadline.check()
+    found = Search(Space(setting.problem), setting.model(), top, setting.deadline.left_s, ceiling_s).run()
     if not found.complete:
+        setting.deadline.check()
         raise KeyboardInterrupt
     return found
 

@@ -7,6 +7,7 @@ from ..search_spaces.errors import InputError
 from ..search_spaces.flags import COLUMN_VALUES, refuse_unsupported
 from ..search_spaces.layout import RANK_ORDERS, Layout, Problem
 from ..search_spaces.stack import Stack
+from ..search_spaces.vocabulary import V_SHAPED
 
 
 def parse_layout(text: str) -> dict[str, str]:
@@ -29,7 +30,8 @@ def complete(problem: Problem, given: dict[str, str]) -> Layout:
     A quotient that does not come out whole is rounded down, for the rules to say so. A choice that is left out is Layout's own
     default or, where the stack does not offer that, the first that it does.
     """
-    degree = {name: int(given.get(name, 1)) for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")}
+    usual = {"vpp": 2} if given.get("schedule") in V_SHAPED else {}
+    degree = {name: int(given.get(name, usual.get(name, 1))) for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")}
     stage = degree["tp"] * degree["cp"]
     dp = int(given.get("dp", max(1, problem.devices // (stage * degree["pp"]))))
     batch = problem.workload.global_batch

@@ -7,11 +7,13 @@ every aim is worked out.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..cost_models.checkpoint import saved_bytes
 from ..cost_models.loads import Cuts, recompute_depths
 from ..cost_models.profile import Profile
 from ..cost_models.rows import Rows
@@ -19,17 +21,17 @@ from ..cost_models.step import CostModel, same_shape
 from ..cost_models.traffic import layers_redone
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.enumeration import Space
-from ..search_spaces.layout import SCHEDULES, Floats, Layout, LayoutTable, Problem, Split
-from .aims import Aims, beyond_supernode_gib, dominated_by, front_of
+from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Problem, Split
+from .aims import PER_SECOND, Aims, beyond_supernode_gib, dominated_by, front_of
 from .bounds import least_after, row_bounds_bytes, row_bounds_s
 from .stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly, reachable
 
-EXACT_LAYOUTS = 1_000_000
-"""Legal layouts up to which all are priced; it takes some 20 s for as many on one core."""
+EXACT_LAYOUTS = 150_000
+"""Legal layouts up to which all are priced; it takes some 10 s for as many on one core where traffic is an aim."""
 ROWS_PER_BLOCK = 100_000
 ROWS_AT_ONCE = 128  # rows that are replayed or partitioned before the front is looked at again
 ROUNDING = 1e-9  # by which a bound may pass a price that equals it
-MOST_COUNTS = 16  # counts of devices that are looked at
+MOST_COUNTS = 8  # counts of devices that are looked at
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
 Progress = Callable[[float], None]
 
@@ -79,15 +81,30 @@ class Archive:
         """Which rows (n, aims) no point of the archive is at least as good as in every aim, (n,)."""
         return ~dominated_by(figures, self.figures)
 
+    def limits_s(self, aims: Aims, below: Floats, devices: Ints) -> Floats:
+        """Step time that rows have to beat, (n,): from there on a point is at least as good in every aim, whatever is better than
+        `below` (n, aims) in the aims that do not follow from the step time. Infinite where no point is.
+        """
+        timed = [aim for aim, name in enumerate(aims.names) if name in PER_SECOND]
+        other = [aim for aim, name in enumerate(aims.names) if name not in PER_SECOND]
+        seconds = np.stack([aims.seconds(aim, self.figures[:, [aim]], devices) for aim in timed]) if timed else None
+        if seconds is None:
+            return np.full(len(below), np.inf)
+        better = (self.figures[:, None, other] <= below[None, :, other]).all(axis=2)
+        return np.asarray(np.where(better, seconds.max(axis=0), np.inf).min(axis=0, initial=np.inf))
+
 
 @dataclass(frozen=True)
 class _Pending:
-    """Rows of one shape priced from below: replayed at `cuts`, or without them still to be partitioned."""
+    """Rows of one shape priced from below: replayed at `cuts`, or without them still to be partitioned; `of` are their places among
+    the rows that they came with.
+    """
 
     job: int
     rows: Rows
     below: Floats
     cuts: Cuts | None
+    of: Ints
 
 
 def device_unit(cluster: ClusterSpec, devices: int) -> int:
@@ -128,7 +145,7 @@ def exact_front(jobs: Sequence[Job], aims: Aims, known: Archive | None = None, p
             if progress is not None:
                 progress(0.8 * done / legal)
     for index, group in enumerate(pending):
-        _work_out(archive, jobs[group.job], aims, group)
+        deque(_work_out(archive, jobs[group.job], aims, group), maxlen=0)
         if progress is not None:
             progress(0.8 + 0.2 * (index + 1) / len(pending))
     return archive
@@ -137,7 +154,7 @@ def exact_front(jobs: Sequence[Job], aims: Aims, known: Archive | None = None, p
 def sampled_front(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims, table: LayoutTable) -> None:
     """Takes in the front of some legal layouts of a job."""
     for group in _price(archive, place, jobs[place], aims, table):
-        _work_out(archive, jobs[place], aims, group)
+        deque(_work_out(archive, jobs[place], aims, group), maxlen=0)
 
 
 def price_layouts(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims, layouts: Sequence[Layout]) -> None:
@@ -152,29 +169,24 @@ def price_layouts(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims,
 
 
 def price_table(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims, table: LayoutTable) -> Floats:
-    """Prices some legal layouts of a job to the end, takes in those that fit, and returns all figures, (n, aims).
+    """Prices some legal layouts of a job, takes in those that fit, and returns all figures, (n, aims).
 
-    Figures of layouts that do not fit are multiplied by how far they are from it, tenfold.
+    Those that the archive beats from below are not worked out to the end: replayed schedules keep their price from below, and
+    what does not fit as the search would start from it counts as unfit: its figures are multiplied by how far it is from fitting,
+    tenfold.
     """
     job, found = jobs[place], np.empty((len(table), len(aims.names)))
     whole = job.model.rows(table)
     for members in same_shape(table, depth=True):
         rows = whole.take(members)
         cuts = _start_cuts(job.model, rows)
-        priced = job.model.price_cuts(rows, cuts)
-        misfits = np.nonzero(~priced.fits)[0]
-        if len(misfits) and partitioned_exactly(job.problem, rows.table).all():
-            cuts = cuts.copy()
-            part = rows.take(misfits)
-            best = best_partitions(job.model, part, np.full(len(part), np.inf), job.model.usable_bytes)
-            fitting = np.isfinite(best.time_s)
-            cuts[misfits[fitting]] = best.cuts[fitting]
-            priced = job.model.price_cuts(rows, cuts)
+        priced = job.model.price_cuts(rows, cuts, closed_form=True)
         figures = _figures(job, aims, rows, cuts, priced.step_time_s, priced.peak_bytes)
-        fits = np.nonzero(priced.fits)[0]
-        archive.add(figures[fits], _maker(job, place, rows.take(fits), cuts[fits], figures[fits]))
         over = 10.0 * np.maximum(priced.peak_bytes / job.model.usable_bytes, 1.0)
         found[members] = np.where(priced.fits[:, None], figures, figures * over[:, None])
+        for group in _taken(archive, place, job, aims, rows, cuts, figures, priced.fits):
+            for some, known in _work_out(archive, job, aims, group):
+                found[members[group.of[some]]] = known
     return found
 
 
@@ -210,7 +222,8 @@ def _price(archive: Archive, place: int, job: Job, aims: Aims, table: LayoutTabl
     hopeful = least_bytes <= model.usable_bytes
     if not aims.needs_traffic:  # which costs as much to bound as to work out
         step_s = row_bounds_s(model, whole, least_after(model, whole))
-        below = aims.figures(step_s, least_bytes, table.devices, np.zeros(len(table)))
+        stretch = aims.least_stretch(table.devices)
+        below = aims.figures(step_s, least_bytes, table.devices, np.zeros(len(table)), stretch)
         hopeful &= archive.hopeful(below * (1.0 - ROUNDING))
     whole = whole.take(np.nonzero(hopeful)[0])
     for members in same_shape(whole.table) if len(whole) else ():
@@ -218,24 +231,32 @@ def _price(archive: Archive, place: int, job: Job, aims: Aims, table: LayoutTabl
         cuts = _start_cuts(model, rows)
         priced = model.price_cuts(rows, cuts, closed_form=True)
         figures = _figures(job, aims, rows, cuts, priced.step_time_s, priced.peak_bytes)
-        if int(rows.table.schedule[0]) != ONE_F_ONE_B:
-            below = figures * (1.0 - ROUNDING)
-            some = np.nonzero(priced.fits & archive.hopeful(below))[0]
-            pending.append(_Pending(place, rows.take(some), below[some], cuts[some]))
-            continue
-        fits = np.nonzero(priced.fits)[0]
-        archive.add(figures[fits], _maker(job, place, rows.take(fits), cuts[fits], figures[fits]))
-        misfits = np.nonzero(~priced.fits & partitioned_exactly(job.problem, rows.table))[0]
-        if len(misfits):
-            part = rows.take(misfits)
-            below = _below(job, aims, part, cuts[misfits])
-            some = np.nonzero(archive.hopeful(below))[0]
-            pending.append(_Pending(place, part.take(some), below[some], None))
-    return [group for group in pending if len(group.rows)]
+        pending += _taken(archive, place, job, aims, rows, cuts, figures, priced.fits)
+    return pending
 
 
-def _work_out(archive: Archive, job: Job, aims: Aims, group: _Pending) -> None:
-    """Prices the rows that the archive does not beat from below, a few at a time."""
+def _taken(
+    archive: Archive, place: int, job: Job, aims: Aims, rows: Rows, cuts: Cuts, figures: Floats, fits: Bools
+) -> list[_Pending]:
+    """Takes in the rows of one shape that their starting cuts price at once; the others that may still stay, from below."""
+    if int(rows.table.schedule[0]) != ONE_F_ONE_B:
+        below = figures * (1.0 - ROUNDING)
+        some = np.nonzero(fits & archive.hopeful(below))[0]
+        pending = _Pending(place, rows.take(some), below[some], cuts[some], some)
+        return [pending] if len(some) else []
+    whole = np.nonzero(fits)[0]
+    archive.add(figures[whole], _maker(job, place, rows.take(whole), cuts[whole], figures[whole]))
+    misfits = np.nonzero(~fits & partitioned_exactly(job.problem, rows.table))[0]
+    if not len(misfits):
+        return []
+    part = rows.take(misfits)
+    below = _below(job, aims, part, cuts[misfits])
+    some = np.nonzero(archive.hopeful(below))[0]
+    return [_Pending(place, part.take(some), below[some], None, misfits[some])] if len(some) else []
+
+
+def _work_out(archive: Archive, job: Job, aims: Aims, group: _Pending) -> Iterator[tuple[Ints, Floats]]:
+    """Prices the rows that the archive does not beat from below, a few at a time: places in the group, and their figures."""
     left = np.argsort(group.below[:, 0], kind="stable")
     while len(left):
         left = left[archive.hopeful(group.below[left])]
@@ -244,20 +265,24 @@ def _work_out(archive: Archive, job: Job, aims: Aims, group: _Pending) -> None:
             return
         rows = group.rows.take(some)
         if group.cuts is not None:
-            _add(archive, job, group.job, aims, rows, group.cuts[some])
+            yield some, _add(archive, job, group.job, aims, rows, group.cuts[some])
             continue
-        rows = rows.take(np.nonzero(reachable(job.model, rows, np.full(len(rows), np.inf), job.model.usable_bytes))[0])
+        limit_s = archive.limits_s(aims, group.below[some], rows.table.devices) * (1.0 + ROUNDING)
+        limit_s -= job.problem.stack.step_overhead_s.value
+        fits = np.nonzero(reachable(job.model, rows, np.full(len(rows), np.inf), job.model.usable_bytes))[0]
+        rows, some, limit_s = rows.take(fits), some[fits], limit_s[fits]
         for members in same_shape(rows.table, depth=True) if len(rows) else ():
             part = rows.take(members)
-            best = best_partitions(job.model, part, np.full(len(part), np.inf), job.model.usable_bytes)
+            best = best_partitions(job.model, part, limit_s[members], job.model.usable_bytes)
             found = np.nonzero(np.isfinite(best.time_s))[0]
             if len(found):
-                _add(archive, job, group.job, aims, part.take(found), best.cuts[found])
+                yield some[members[found]], _add(archive, job, group.job, aims, part.take(found), best.cuts[found])
 
 
-def _add(archive: Archive, job: Job, place: int, aims: Aims, rows: Rows, cuts: Cuts) -> None:
+def _add(archive: Archive, job: Job, place: int, aims: Aims, rows: Rows, cuts: Cuts) -> Floats:
     figures = _figures(job, aims, rows, cuts)
     archive.add(figures, _maker(job, place, rows, cuts, figures))
+    return figures
 
 
 def _start_cuts(model: CostModel, rows: Rows) -> Cuts:
@@ -274,14 +299,21 @@ def _figures(
     if step_s is None or peak_bytes is None:
         priced = job.model.price_cuts(rows, cuts)
         step_s, peak_bytes = priced.step_time_s, priced.peak_bytes
-    return aims.figures(step_s, peak_bytes, rows.table.devices, _traffic_gib(job, aims, rows, cuts, again=True))
+    traffic, stretch = _traffic_gib(job, aims, rows, cuts, again=True), _stretch(aims, rows, cuts)
+    return aims.figures(step_s, peak_bytes, rows.table.devices, traffic, stretch)
 
 
 def _below(job: Job, aims: Aims, rows: Rows, cuts: Cuts) -> Floats:
     """Figures that no split of the rows is better than in any aim, (n, aims); `cuts` are any."""
     step_s = row_bounds_s(job.model, rows, least_after(job.model, rows))
     traffic = _traffic_gib(job, aims, rows, cuts, again=False)
-    return aims.figures(step_s, row_bounds_bytes(job.model, rows), rows.table.devices, traffic) * (1.0 - ROUNDING)
+    stretch = aims.least_stretch(rows.table.devices)
+    return aims.figures(step_s, row_bounds_bytes(job.model, rows), rows.table.devices, traffic, stretch) * (1.0 - ROUNDING)
+
+
+def _stretch(aims: Aims, rows: Rows, cuts: Cuts) -> Floats | float:
+    """Expected time over training time of rows of one shape at their cuts, (n,)."""
+    return 1.0 if aims.failures is None else aims.failures.stretch(rows.table.devices, saved_bytes(rows, cuts))
 
 
 def _traffic_gib(job: Job, aims: Aims, rows: Rows, cuts: Cuts, again: bool) -> Floats:

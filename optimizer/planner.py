@@ -11,29 +11,42 @@ import numpy as np
 from ..cost_models.details import Detail, detail
 from ..cost_models.memory import GIB, verdict
 from ..cost_models.profile import Profile, load_profile
+from ..cost_models.schedules import PAIRED, SPLIT, Schedule, usual_schedule
 from ..cost_models.step import CostModel
-from ..cost_models.timeline import simulate
-from ..search_spaces.choices import PRICED_SCHEDULES
+from ..cost_models.timeline import Timeline, replayed
+from ..search_spaces.choices import PLANNED_SCHEDULES, PRICED_CP_TYPES
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.inputs import assumed
 from ..search_spaces.layout import Layout, LayoutTable, Problem, Split
 from ..search_spaces.quantities import free_bytes, usable_bytes
 from ..search_spaces.rules import violations
+from ..search_spaces.vocabulary import V_SHAPED
 from ..search_spaces.workload import MemoryMargin
 from .aims import STEP_TIME, parse_aims
-from .engines import ENGINES, Task, solve
+from .deadline import Deadline
+from .engines import ENGINES
+from .incumbent import Setting
+from .leftover import Left, chosen, with_left
+from .recutting import Recut, proved
 from .reports.comparison import compare
 from .result import Certificate, Memory, Plan, PricedLayout, StageMemory
+from .rule_prices import Asked, Ruled, reserve_price, ruled_search
 from .search import Found
 from .stages import default_cuts
+from .supernode_result import LeftOption
 from .ties import ties
 
 if TYPE_CHECKING:
     from .study import Refine
 
-UNPRICEABLE = frozenset({"C029", "C030a", "C030b", "C060", "C063a", "C063b", "C064a", "C064b", "C064c", "C140"})
-"""Rules without which a layout has no stages or no whole number of micro-batches: there is nothing to price."""
+UNPRICEABLE = frozenset(
+    {
+        *("C029", "C030a", "C030b", "C032a", "C032b", "C060", "C063a", "C063b"),
+        *("C064a", "C064b", "C064c", "C075a", "C075b", "C075d", "C140"),
+    }
+)
+"""Rules without which a layout has no stages, no order of passes or no whole number of micro-batches: there is nothing to price."""
 TOLD = ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s")
 """Figures of a stack that a plan names where they are assumed."""
 WORTH_A_REPLAY = 0.01
@@ -54,14 +67,20 @@ def plan(
     sensitivity: bool = False,
     robust: bool = False,
     refine: Refine | None = None,
+    inside_by_default: bool = False,
+    left: Left | None = None,
 ) -> Plan:
     """The fastest legal layout that fits, with its certificate and the next best frames.
 
     `objective` names other aims, several with commas between: the plan is then the least of the first, and `front` holds what
     the others trade for. `sensitivity` and `robust` ask what changed hardware and uncertain figures would do to the answer,
     `refine` for a study of choices that the certified space does not list, which leaves plan and certificate as they are.
+    `inside_by_default` keeps TP inside supernodes, and EP where it fits, if the problem names no such rule; what a rule costs is
+    said either way. `left` says how many devices of each supernode are free: the plan then also says what leaving some idle beats.
+    `time_limit_s` bounds all that is asked together; what there was no time for stands in `unanswered`.
     Raises Infeasible with the minimal conflict in words when nothing is legal, InputError for an unknown engine or profile.
     """
+    deadline = Deadline.after(time_limit_s)
     aims = parse_aims(objective, device_hour_price)
     if engine not in ENGINES:
         raise InputError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
@@ -71,46 +90,77 @@ def plan(
         raise InputError(f"refine shortens the step, and objective {objective} leads with {aims.names[0]}: name {STEP_TIME} first.")
     if refine is not None:
         refine.check(problem)
+    _refuse_unplanned(problem)
+    aims.among_failures_of(problem)  # raises where too little is known of them
     curves = load_profile(problem.cluster.accelerator.name, profile)
-    model = CostModel(problem, curves)
-    space = Space(problem)
-    heard = None if progress is None else lambda share: progress("searching", share)
-    found = solve(engine, Task(space, model, top, time_limit_s, heard))
+
+    def heard_of(stage: str) -> Callable[[float], None] | None:
+        return None if progress is None else lambda share: progress(stage, share)
+
+    options: tuple[LeftOption, ...] = ()
+    whole: LeftOption | None = None
+    if left is not None:
+        problem, options, whole = chosen(problem, curves, left, deadline, heard_of("what is left"))
+    others = 2 if problem.workload.reserved_gib else 0
+    ruled = ruled_search(Setting(problem, curves), Asked(engine, top, heard_of("searching")), inside_by_default, deadline, others)
+    problem, found = ruled.problem, ruled.found
+    model, space = CostModel(problem, curves), Space(problem)
     if not found.best and not found.complete:
-        raise InputError(_nothing_found(engine, time_limit_s, found))
+        raise InputError(_nothing_found(engine, time_limit_s, ruled))
     if not found.best:
         from .explain import explain_infeasible
 
         raise explain_infeasible(problem, model, space)
-    priced = _replayed(model, [candidate.layout for candidate in found.best])
+    cuts = _proved_cuts(model, found.best[0].layout, deadline)
+    priced = _replayed(model, [candidate.layout for candidate in found.best], deadline)
     fastest = Plan(
         paraplan=version("paraplan"),
         problem=problem,
         assumptions=assumptions(problem, curves, profile),
         plan=priced[0],
-        certificate=_certificate(found, space.words),
+        certificate=_certificate(found, space.words, cuts),
         alternatives=tuple(_beside(problem, priced[0], other) for other in priced[1:]),
         ties=ties(problem, curves, priced[0], priced[1:]),
     )
+    reserve = (
+        reserve_price(Setting(problem, curves), found.best[0].step_time_s, deadline, found.complete, heard_of("other reserves"))
+        if problem.workload.reserved_gib
+        else None
+    )
+    fastest = fastest.model_copy(update={"inside": ruled.cost, "reserve": reserve})
+    if left is not None:
+        fastest = with_left(fastest, left, options, whole)
     if objective == STEP_TIME and not sensitivity and not robust and refine is None:
         return fastest
     from .further import Questions, answered
 
-    return answered(fastest, curves, Questions(aims, sensitivity, robust, refine), top, progress)
+    interrupted = not found.complete and not deadline.passed and engine != "optuna"  # which samples, and is never complete
+    return answered(fastest, curves, Questions(aims, sensitivity, robust, refine, top), progress, deadline, interrupted)
 
 
-def _replayed(model: CostModel, layouts: Sequence[Layout]) -> list[PricedLayout]:
+def _refuse_unplanned(problem: Problem) -> None:
+    """InputError where a column is fixed to nothing that the search lists."""
+    for name, listed in (("schedule", PLANNED_SCHEDULES), ("cp_type", PRICED_CP_TYPES)):
+        fixed = problem.workload.fix.get(name)
+        if fixed and not set(fixed) & set(listed):
+            raise InputError(
+                f"fix {name} = {' or '.join(fixed)}: plan searches {', '.join(listed)}; evaluate --layout {name}={fixed[0]},… says "
+                "what one layout with it costs."
+            )
+
+
+def _replayed(model: CostModel, layouts: Sequence[Layout], deadline: Deadline) -> list[PricedLayout]:
     """The layouts priced, the first with its replay; the others with theirs where the first is told wrong by its price and theirs
-    could be the shorter one. A replay never takes less than the price.
+    could be the shorter one, as far as there is time. A replay never takes less than the price.
     """
     details = [detail(model, layout) for layout in layouts]
     priced = [_described(model, layout, found) for layout, found in zip(layouts, details, strict=True)]
-    longest = _simulated_s(details[0], layouts[0])
+    longest = _simulated_s(model.problem, details[0], layouts[0])
     wrong = longest > priced[0].step_time_s * (1.0 + WORTH_A_REPLAY)
     replays = [
         longest,
         *(
-            _simulated_s(f, o.layout) if wrong and o.step_time_s < longest else None
+            _simulated_s(model.problem, f, o.layout) if wrong and o.step_time_s < longest and not deadline.passed else None
             for f, o in zip(details[1:], priced[1:], strict=True)
         ),
     ]
@@ -123,20 +173,23 @@ def _beside(problem: Problem, best: PricedLayout, other: PricedLayout) -> Priced
     return other.model_copy(update={"gives_up": trade.losses, "gains": trade.gains})
 
 
-def _nothing_found(engine: str, time_limit_s: float | None, found: Found) -> str:
-    if time_limit_s is not None and found.seconds >= 0.99 * time_limit_s:  # the limit began to run a little before the search
+def _nothing_found(engine: str, time_limit_s: float | None, ruled: Ruled) -> str:
+    if ruled.limit_s is not None and ruled.found.seconds >= 0.99 * ruled.limit_s:  # it began to run a little before the search
         return f"time limit of {time_limit_s:g} s: no layout was found in it; give it more time."
     return f"engine {engine}: none of the layouts that it tried fits into memory; engine auto looks at all of them."
 
 
-def evaluate(problem: Problem, layout: Layout, *, profile: str | None = None) -> tuple[PricedLayout, tuple[str, ...]]:
+def evaluate(
+    problem: Problem, layout: Layout, *, profile: str | None = None, replayed: bool = True
+) -> tuple[PricedLayout, tuple[str, ...]]:
     """One layout priced as it stands, and the rules that it breaks, memory among them, in words (none when it is legal).
 
     A layout without stages gets the split that the search would start from. Memory is broken beyond what a device has, less the
     margin that the workload sets for evaluations; the verdict says how sure that is. Raises Infeasible where there is nothing to
     price. What the layout's `overlap` says of the stack's abilities holds as far as the stack has them: 0 leaves traffic exposed.
+    `replayed` also times the schedule event by event, which takes as long as there are micro-batches.
     """
-    problem = _switched(problem, layout)
+    problem = switched(problem, layout)
     model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
     broken = violations(problem, layout)
     unpriced = tuple(_unpriced(layout))
@@ -144,13 +197,13 @@ def evaluate(problem: Problem, layout: Layout, *, profile: str | None = None) ->
         raise Infeasible("the layout cannot be priced", (*(violation.sentence for violation in broken), *unpriced))
     if not layout.stages:
         layout = with_default_stages(model, layout)
-    priced = price_layout(model, layout, simulated=True)
+    priced = price_layout(model, layout, simulated=replayed)
     judged = _with_margin(problem, problem.workload.memory_margin.evaluated)
     broken = violations(judged, layout, peak_bytes=priced.memory.peak_gib * GIB)
     return priced, tuple(violation.sentence for violation in broken)
 
 
-def _switched(problem: Problem, layout: Layout) -> Problem:
+def switched(problem: Problem, layout: Layout) -> Problem:
     """The problem with its stack hiding no more than the layout lets it. InputError names what no stack could hide."""
     overlap = problem.stack.overlap
     unknown = sorted(layout.overlap.keys() - type(overlap).model_fields.keys())
@@ -163,10 +216,8 @@ def _switched(problem: Problem, layout: Layout) -> Problem:
 
 def _unpriced(layout: Layout) -> Iterator[str]:
     """Why a layout's schedule has no price, in sentences."""
-    if layout.schedule not in PRICED_SCHEDULES:
-        yield f"schedule = {layout.schedule} is not priced; {', '.join(PRICED_SCHEDULES)} are."
-    if layout.schedule == "interleaved" and layout.num_microbatches % layout.pp > 0:
-        yield "the interleaved schedule is priced for micro-batches in whole groups of pp only."
+    if layout.schedule in V_SHAPED and layout.vpp != 2:
+        yield f"schedule = {layout.schedule} has two chunks on every stage: vpp is 2, not {layout.vpp}."
 
 
 def _with_margin(problem: Problem, fraction: float) -> Problem:
@@ -181,7 +232,7 @@ def with_default_stages(model: CostModel, layout: Layout) -> Layout:
     rows = model.rows(LayoutTable.from_layouts([layout]))
     judged = _with_margin(model.problem, model.problem.workload.memory_margin.evaluated)
     cuts = default_cuts(model, rows, (model.usable_bytes, usable_bytes(judged)))
-    split = Split(layout.pp, layout.vpp, tuple(int(c) for c in cuts[0]))
+    split = Split(layout.pp, layout.vpp, tuple(int(c) for c in cuts[0]), layout.schedule in V_SHAPED)
     stages = split.stages(model.problem.model.num_layers, layout.recompute)
     return layout.model_copy(update={"stages": stages})
 
@@ -190,7 +241,7 @@ def price_layout(model: CostModel, layout: Layout, simulated: bool) -> PricedLay
     """Everything that is predicted about a layout whose stages are given."""
     found = detail(model, layout)
     priced = _described(model, layout, found)
-    return priced.model_copy(update={"simulated_step_time_s": _simulated_s(found, layout)}) if simulated else priced
+    return priced.model_copy(update={"simulated_step_time_s": _simulated_s(model.problem, found, layout)}) if simulated else priced
 
 
 def _described(model: CostModel, layout: Layout, found: Detail) -> PricedLayout:
@@ -212,10 +263,20 @@ def _described(model: CostModel, layout: Layout, found: Detail) -> PricedLayout:
         breakdown_s=found.breakdown_s,
         memory=_memory(model, found),
         traffic_gib=found.traffic_gib,
+        level_utilisation=_utilisation(model, found),
         cross_supernode_share=found.cross_supernode_share,
         devices_used=layout.devices,
         devices_idle=devices - layout.devices,
     )
+
+
+def _utilisation(model: CostModel, found: Detail) -> dict[str, float]:
+    """Bytes that a used device sends across each level over what its links there could carry in the step."""
+    carried = {
+        level.name: rate * found.step_time_s / GIB
+        for level, rate in zip(model.network.levels, model.network.bandwidth, strict=True)
+    }
+    return {level: sum(by.values()) / float(carried[level]) for level, by in found.traffic_gib.items() if by}
 
 
 def _overlap(problem: Problem, layout: Layout) -> dict[str, float]:
@@ -232,6 +293,24 @@ def assumptions(problem: Problem, profile: Profile, path: str | None = None) -> 
     stack = problem.stack.with_figures(profile.stack_figures(problem.stack, problem.cluster.accelerator.name))
     figures = ((f"{stack.name} {name}", getattr(stack, name)) for name in TOLD)
     return (*problem.assumptions, *assumed(figures), *_laid_over(problem, profile, path), *_profile_assumptions(profile, problem))
+
+
+def schedule_assumptions(problem: Problem, layout: Layout) -> tuple[str, ...]:
+    """What the price of a layout assumes of a schedule that splits or pairs its passes."""
+    said = []
+    splits = layout.schedule in SPLIT and (problem.stack.split_backward or layout.schedule not in PAIRED)
+    if splits:
+        said.append(
+            f"{layout.schedule}: between its input's gradient and its weights' a GEMM keeps its input and its output's gradient, "
+            "whatever is recomputed"
+        )
+    if layout.schedule in PAIRED and not splits:
+        said.append(f"{layout.schedule}: {problem.stack.name} computes weight gradients with their input's, as it does by default")
+    if layout.schedule in PAIRED:
+        said.append(
+            f"{layout.schedule}: a forward beside a backward hides the exchange of tokens of each behind the other's kernels"
+        )
+    return tuple(said)
 
 
 def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[str, ...]:
@@ -258,16 +337,19 @@ def _profile_assumptions(profile: Profile, problem: Problem) -> tuple[str, ...]:
     return (f"no measured curves for {profile.accelerator}: documented efficiencies are used; {interval}",)
 
 
-def _simulated_s(found: Detail, layout: Layout) -> float:
-    """The step with its pipeline replayed event by event in place of the closed form.
+def _simulated_s(problem: Problem, found: Detail, layout: Layout) -> float:
+    """The step with its pipeline replayed event by event: a stage's gradients are reduced when its own last backward has ended."""
+    return float((replayed_passes(problem, found, layout).stage_end_s + found.reduced_s).max()) + found.after_s
 
-    The first stage ends with the pipeline, the others as much before it as their messages may hide behind the backward passes of
-    stages before them: what each then adds follows the end of the pipeline.
-    """
-    timeline = simulate(
-        layout.schedule, layout.pp, layout.vpp, layout.num_microbatches, found.chunk_forward_s, found.chunk_backward_s, found.p2p_s
-    )
-    return float(timeline.step_s) + found.beside_pipeline_s
+
+def replayed_passes(problem: Problem, found: Detail, layout: Layout) -> Timeline:
+    """Every pass of a layout's pipeline with its times."""
+    return replayed(order_of(problem, layout), found.passes, found.p2p_s)
+
+
+def order_of(problem: Problem, layout: Layout) -> Schedule:
+    """The order of passes of a layout, as the problem's stack runs it."""
+    return usual_schedule(layout.schedule, layout.pp, layout.vpp, layout.num_microbatches, problem.stack.split_backward)
 
 
 def _memory(model: CostModel, found: Detail) -> Memory:
@@ -286,7 +368,14 @@ def _memory(model: CostModel, found: Detail) -> Memory:
     )
 
 
-def _certificate(found: Found, words: str) -> Certificate:
+def _proved_cuts(model: CostModel, layout: Layout, deadline: Deadline) -> Recut | None:
+    """What other cuts of the plan's layers could gain; None where there is one way to cut them, or no time."""
+    if layout.pp == 1 or deadline.passed or not model.problem.stack.cuts_freely(layout.vpp):
+        return None
+    return proved(model, layout)
+
+
+def _certificate(found: Found, words: str, cuts: Recut | None = None) -> Certificate:
     best = found.best[0].step_time_s
     bound = min(found.lower_bound_s, best)
     return Certificate(
@@ -299,4 +388,7 @@ def _certificate(found: Found, words: str) -> Certificate:
         lower_bound_s=bound,
         gap=best / bound - 1.0 if np.isfinite(bound) and bound > 0 else 0.0,
         seconds=found.seconds,
+        cuts_lower_bound_s=None if cuts is None else cuts.bound_s,
+        cuts_gap=None if cuts is None else best / cuts.bound_s - 1.0,
+        cuts_found_s=None if cuts is None else min(cuts.step_time_s, best),
     )

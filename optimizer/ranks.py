@@ -38,12 +38,20 @@ def coordinates(layout: Layout, order: str | None = None) -> dict[str, Ints]:
 
 
 def placement(layout: Layout, cluster: ClusterSpec, order: str | None = None) -> dict[str, Ints]:
-    """`coordinates` with the server ("host") and the supernode of every rank, servers filled in the order of ranks."""
+    """`coordinates` with the server ("host"), the "device" of it and the supernode of every rank, filled in the order of ranks.
+
+    No server stands in two supernodes: where a supernode's share of the job is no whole number of them, its last is part empty.
+    """
     table = coordinates(layout, order)
-    sizes = cluster.allocated_sizes(layout.devices)
-    supernode = [level.name for level in cluster.levels].index(cluster.supernode)
-    server = devices_per_server(cluster, layout.devices)
-    return {**table, "host": table["rank"] // server, "supernode": table["rank"] // sizes[supernode]}
+    home, server = devices_per_supernode(cluster, layout.devices), devices_per_server(cluster, layout.devices)
+    supernode, inside = np.divmod(table["rank"], home)
+    host = supernode * -(-home // server) + inside // server
+    return {**table, "host": host, "device": inside % server, "supernode": supernode}
+
+
+def devices_per_supernode(cluster: ClusterSpec, devices: int) -> int:
+    """Ranks that one supernode runs in a job of `devices`."""
+    return cluster.allocated_sizes(devices)[[level.name for level in cluster.levels].index(cluster.supernode)]
 
 
 def devices_per_server(cluster: ClusterSpec, devices: int) -> int:
@@ -51,9 +59,13 @@ def devices_per_server(cluster: ClusterSpec, devices: int) -> int:
 
     A cluster that names no level server, node or host is taken to have servers as large as its innermost level.
     """
+    return cluster.allocated_sizes(devices)[[level.name for level in cluster.levels].index(server_level(cluster))]
+
+
+def server_level(cluster: ClusterSpec) -> str:
+    """The level whose units are servers."""
     names = [level.name for level in cluster.levels]
-    server = next((names.index(name) for name in SERVER_LEVELS if name in names), 0)
-    return cluster.allocated_sizes(devices)[server]
+    return next((name for name in SERVER_LEVELS if name in names), names[0])
 
 
 Grids = tuple[dict[str, int], Ints, dict[str, int], Ints]

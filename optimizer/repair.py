@@ -20,6 +20,7 @@ from ..search_spaces.expressions import divisors
 from ..search_spaces.layout import ALL_LAYERS, COLUMNS, SCHEDULES, Bools, Problem, Recompute
 from ..search_spaces.quantities import DERIVED, EVEN, PER_MILLE, constants
 from ..search_spaces.rules import Rule, legal_mask, rules_for, rules_over
+from .solving import deterministic_solver
 from .stages import last_start
 from .study_space import REACH, Choice, Start, plain, table_of
 
@@ -111,11 +112,7 @@ class _Nearest:
         aims = [_doublings(choice.micro_batch), kind, depth, choice.offload_per_mille, *choice.cuts[1:-1]]
         for target, aim in zip(self._targets, aims, strict=True):
             model.add(model.get_int_var_from_proto_index(target.index) == aim)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = 0
-        solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
-        solver.parameters.catch_sigint_signal = False
+        solver = deterministic_solver(DETERMINISTIC_LIMIT)
         if solver.solve(model) != cp_model.OPTIMAL:
             raise ValueError(f"no legal choice was found near {choice}: {model.validate() or 'the rules refuse the start itself'}")
 

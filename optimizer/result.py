@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..search_spaces.layout import Layout, Problem
+from .supernode_result import DevicesLeft, InsideCost, ReservePrice
 
 
 class Result(BaseModel):
@@ -48,6 +49,7 @@ class PricedLayout(Result):
     simulated_step_time_s: float | None = None
     memory: Memory
     traffic_gib: dict[str, dict[str, float]]  # level → dimension → GiB per used device and step
+    level_utilisation: dict[str, float] = {}  # level → bytes sent over what a device's links there could carry in the step
     cross_supernode_share: float
     devices_used: int
     devices_idle: int
@@ -58,7 +60,9 @@ class PricedLayout(Result):
 class Certificate(Result):
     """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1.
 
-    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it.
+    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it. Of the plan's own
+    layout no way to cut it into chunks, of all there are, is faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap);
+    one that takes `cuts_found_s` is known.
     """
 
     status: Literal["optimal", "feasible"]
@@ -70,6 +74,9 @@ class Certificate(Result):
     lower_bound_s: float
     gap: float
     seconds: float
+    cuts_lower_bound_s: float | None = None
+    cuts_gap: float | None = None
+    cuts_found_s: float | None = None
 
 
 class Tie(Result):
@@ -100,6 +107,7 @@ class Switch(Result):
     to_reach: tuple[str, ...] = ()
     to_reshard: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
+    stopped: bool = False  # before all that can be reached was priced
     assumption: str
 
 
@@ -114,6 +122,7 @@ class FrontCertificate(Result):
     """How a front was found and what that covers. No layout of it is better than a shown one by more than `within` in any aim."""
 
     method: Literal["exact", "nsga2"]
+    stopped: bool = False  # before all was priced that the method looks at
     covers: str
     aims: tuple[str, ...]
     units: dict[str, str]
@@ -152,6 +161,7 @@ class Sensitivity(Result):
 
     table: tuple[WhatIf, ...]
     thresholds: tuple[Threshold, ...]
+    unanswered: int = 0  # rows and thresholds that there was no time for
 
 
 class Regret(Result):
@@ -166,9 +176,13 @@ class Regret(Result):
 
 
 class Robust(Result):
-    """The layout with the least worst-case regret beside the nominal winner; `candidates` are the best of all compared."""
+    """The layout with the least worst-case regret beside the nominal winner; `candidates` are the best of all compared.
+
+    `untried` are scenarios that there was no time for: they are in no figure here.
+    """
 
     scenarios: tuple[str, ...]
+    untried: tuple[str, ...] = ()
     best_s: tuple[float | None, ...]  # of each scenario, none where nothing fits
     nominal: Regret
     robust: Regret
@@ -217,6 +231,28 @@ class Refined(Result):
     plan: PricedLayout
 
 
+class Goodput(Result):
+    """What failures make of a layout's time, saved at the best interval; `goodput` is the share of time that trains.
+
+    `effective_step_s` is a step's time over that share, `fastest_effective_s` the same of the fastest layout. `saved_gib` is what
+    the fullest device copies to its host in `save_s`, while training waits; `checkpoint_tb` what all write in `drain_s`, while it
+    goes on.
+    """
+
+    goodput: float
+    effective_step_s: float
+    fastest_effective_s: float | None = None
+    mtbf_s: float
+    failures_per_day: float
+    saved_gib: float
+    checkpoint_tb: float
+    save_s: float
+    drain_s: float
+    back_s: float
+    interval_s: float
+    assumptions: tuple[str, ...] = ()
+
+
 class Plan(Result):
     """The answer to one Problem: the best layout, what proves it, and the next best frames."""
 
@@ -231,12 +267,18 @@ class Plan(Result):
     ties: tuple[Tie, ...] = ()
     switch: Switch | None = Field(default=None, alias="from")
     groups: dict[str, list[list[int]]] | None = None
+    ranks: dict[str, list[int]] | None = None  # by column, a row per rank: its coordinates, host, device of it, supernode
     notes: dict[str, Any] = Field(default_factory=dict)
     front: tuple[FrontPoint, ...] | None = None
     front_certificate: FrontCertificate | None = None
     sensitivity: Sensitivity | None = None
     robust: Robust | None = None
     refined: Refined | None = None
+    inside: InsideCost | None = None
+    devices_left: DevicesLeft | None = None
+    reserve: ReservePrice | None = None
+    goodput: Goodput | None = None
+    unanswered: tuple[str, ...] = ()  # what was asked and not answered, or not wholly, in words
 
     def to_json(self, indent: int | None = 2) -> str:
         return self.model_dump_json(indent=indent, exclude_none=True, by_alias=True)

@@ -17,7 +17,8 @@ from ..search_spaces.quantities import free_bytes
 from .incumbent import Setting, searched, times_s
 from .result import Regret, Robust
 from .scenarios import Scenario, scenarios
-from .search import EQUAL, Candidate
+from .search import Candidate
+from .stages import EQUAL
 
 PER_SCENARIO = 3  # best frames of each scenario that become candidates
 ALIKE = 9  # decimals of a regret beyond which two are the same
@@ -51,12 +52,17 @@ class Compared:
 
 
 def robust(setting: Setting, nominal: Sequence[Layout], progress: Progress | None = None) -> Robust:
-    """The robust choice beside the nominal winner, which is the first of the best `nominal` layouts."""
+    """The robust choice beside the nominal winner, which is the first of the best `nominal` layouts.
+
+    An interrupt or the setting's deadline ends it with the scenarios that were searched by then.
+    """
     cases = scenarios(setting)
     compared = compare(cases, nominal, progress)
-    names = tuple(case.name for case in cases)
+    tried = len(compared.best_s)
+    names = tuple(case.name for case in cases[:tried])
     return Robust(
         scenarios=names,
+        untried=tuple(case.name for case in cases[tried:]),
         best_s=_told(compared.best_s),
         nominal=_regret(compared, names, 0),
         robust=_regret(compared, names, compared.minimax),
@@ -65,19 +71,22 @@ def robust(setting: Setting, nominal: Sequence[Layout], progress: Progress | Non
 
 
 def compare(cases: Sequence[Scenario], nominal: Sequence[Layout], progress: Progress | None = None) -> Compared:
-    """Searches every scenario and prices all candidates in all of them.
+    """Searches every scenario, or the first of them until it is interrupted, and prices all candidates in all of these.
 
     A candidate fits in a scenario if its device holds it: the margin that a plan keeps is there for such doubts.
     """
     layouts = _distinct(nominal)
     searches: list[list[Candidate]] = []
-    for index, case in enumerate(cases):
-        found = _winners(case.setting, layouts) if index else []
-        searches.append(found)
-        layouts = _distinct([*layouts, *(candidate.layout for candidate in found)])
-        if progress is not None:
-            progress((index + 1) / len(cases))
-    times = np.stack([_times_s(case.setting, layouts) for case in cases], axis=1)
+    try:
+        for index, case in enumerate(cases):
+            found = _winners(case.setting, layouts) if index else []
+            searches.append(found)
+            layouts = _distinct([*layouts, *(candidate.layout for candidate in found)])
+            if progress is not None:
+                progress((index + 1) / len(cases))
+    except KeyboardInterrupt:  # the scenarios that were searched stand
+        pass
+    times = np.stack([_times_s(case.setting, layouts) for case in cases[: len(searches)]], axis=1)
     found_s = [min((candidate.step_time_s for candidate in found), default=np.inf) for found in searches]
     return Compared(tuple(layouts), times, np.minimum(times.min(axis=0), found_s))
 

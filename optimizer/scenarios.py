@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def _with_stack(setting: Setting, name: str, value: float) -> Setting:
     figure = Figure(value=value, source="a scenario", grade="given")
     figures = {**profile.stack_figures(stack, accelerator), name: figure}
     stacks = {**profile.stacks, stack.name: {**profile.stacks.get(stack.name, {}), accelerator: figures}}
-    return Setting(problem, profile.model_copy(update={"stacks": stacks}))
+    return replace(setting, profile=profile.model_copy(update={"stacks": stacks}))
 
 
 def _of_cluster(setting: Setting) -> Iterator[Uncertain]:
@@ -144,4 +144,4 @@ def _added(name: str, figures: Sequence[Figure], change: Change) -> Uncertain:
 
 def _imbalanced(setting: Setting, value: float) -> Setting:
     workload = setting.problem.workload.model_copy(update={"expert_imbalance": value})
-    return Setting(setting.problem.model_copy(update={"workload": workload}), setting.profile)
+    return replace(setting, problem=setting.problem.model_copy(update={"workload": workload}))

@@ -31,18 +31,17 @@ from .bounds import (
     work_bounds_bytes,
     work_bounds_s,
 )
-from .stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly, reachable
+from .stages import EQUAL, Partition, balanced_cuts, default_cuts, least_partitions, partitioned_exactly, reachable, refined
 
 ROWS_PER_BATCH = 200_000
 """Layouts of the frames whose works are bounded together."""
 WORKS_PER_WAVE = 2048
 ROWS_PER_WAVE = 1024
 """Works, and layouts, that are taken up before the limit is looked at again."""
-BATCHES_SEEDED = 5
+BATCHES_SEEDED = 2
 WORKS_SEEDED = 512
 """Batches, and the best works of each, whose balanced cuts are priced before anything is partitioned."""
-REPLAYED_ROWS = 16  # rows of one group that are replayed before the limit is looked at again
-EQUAL = 1e-9  # relative difference of step times below which two layouts count as equally fast
+REPLAYED_ROWS = REFINED_ROWS = 16  # rows that are replayed, or cut exactly, before the limit is looked at again
 
 
 @dataclass
@@ -247,12 +246,18 @@ class Search:
     def _seed(self, batch: _Batch) -> None:
         """Prices balanced cuts of 1F1B rows of the best works, so that all that follows has a limit to stay under."""
         rows, frame = self._layouts_of(batch.take(slice(0, WORKS_SEEDED)))
-        exact = partitioned_exactly(self.model.problem, rows.table) & (work_bounds_s(self.model, rows) < self._limits_s(frame))
+        bound = work_bounds_s(self.model, rows)
+        exact = partitioned_exactly(self.model.problem, rows.table) & (bound < self._limits_s(frame))
         exact &= row_bounds_bytes(self.model, rows) <= self.model.usable_bytes
-        rows, frame = rows.take(np.nonzero(exact)[0]).known(), frame[exact]
-        for group in _groups(rows.table, np.arange(len(rows)), depth=False):
+        rows, frame, bound = rows.take(np.nonzero(exact)[0]).known(), frame[exact], bound[exact]
+        groups = _groups(rows.table, np.arange(len(rows)), depth=False)
+        for group in sorted(groups, key=lambda members: float(bound[members].min())):
             for begin in range(0, len(group), ROWS_PER_WAVE):
-                part = _Wave(rows, frame, np.zeros(len(rows))).take(group[begin : begin + ROWS_PER_WAVE])
+                some = group[begin : begin + ROWS_PER_WAVE]
+                some = some[bound[some] < self._limits_s(frame[some])]
+                if not len(some):
+                    continue
+                part = _Wave(rows, frame, np.zeros(len(rows))).take(some)
                 cuts = balanced_cuts(self.model, part.rows, int(part.rows.table.pp[0]))
                 priced = self.model.price_cuts(part.rows, cuts)
                 self._keep(part, cuts, np.where(priced.fits, priced.step_time_s, np.inf))
@@ -278,8 +283,8 @@ class Search:
 
     def _score(self, wave: _Wave) -> None:
         """Cuts 1F1B rows into stages, prices them and keeps the best of each frame."""
-        for group in _groups(wave.rows.known().table, self._reaching(wave), depth=True):
-            self._partition(wave.take(group))
+        groups = _groups(wave.rows.known().table, self._reaching(wave), depth=True)
+        self._refine([self._least(wave.take(group)) for group in groups])
 
     def _reaching(self, wave: _Wave) -> npt.NDArray[np.intp]:
         """Those of the rows whose blocks can be dealt to stages within memory and within their limit's work.
@@ -292,14 +297,39 @@ class Search:
         self._cut_by_memory(wave.rows, ~fits & np.isinf(limits_s))
         return np.nonzero(fits)[0]
 
-    def _partition(self, part: _Wave) -> None:
-        """Best partition of each row, kept where it beats its limit."""
-        # A row that set its own limit (`_seed`) is scored like any other: rounding must not leave it out.
-        limits_s = self._limits_s(part.frame) * (1.0 + EQUAL) - self._overhead_s
-        best = best_partitions(self.model, part.rows, limits_s, self.model.usable_bytes)
-        self.found.counts.scored += int(np.isfinite(best.time_s).sum())
-        self._cut_by_memory(part.rows, ~np.isfinite(best.time_s) & ~np.isfinite(limits_s))
-        self._keep(part, best.cuts, best.time_s + self._overhead_s)
+    def _least(self, part: _Wave) -> tuple[_Wave, Partition]:
+        """Those of the rows that some partition keeps under their limit for all that single stages ask, and that partition."""
+        limits_s = self._partition_limits_s(part.frame)
+        least = least_partitions(self.model, part.rows, limits_s, self.model.usable_bytes)
+        found = np.isfinite(least.time_s)
+        self._cut_by_memory(part.rows, ~found & ~np.isfinite(limits_s))
+        return part.take(np.nonzero(found)[0]), least.take(np.nonzero(found)[0])
+
+    def _refine(self, waiting: list[tuple[_Wave, Partition]]) -> None:
+        """Best partition of each row, kept where it beats its limit: first those of which the least is asked."""
+        sizes = [len(least.time_s) for _, least in waiting]
+        group, row = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(0), *(np.arange(size) for size in sizes)])
+        asked_s = np.concatenate([np.empty(0), *(least.time_s for _, least in waiting)])
+        frame = np.concatenate([np.empty(0, dtype=np.intp), *(part.frame for part, _ in waiting)])
+        order = np.argsort(asked_s, kind="stable")
+        while len(order):
+            order = order[asked_s[order] <= self._partition_limits_s(frame[order])]
+            now, order = order[:REFINED_ROWS], order[REFINED_ROWS:]
+            for which in np.unique(group[now]).tolist():
+                members = row[now[group[now] == which]]
+                part, least = waiting[which][0].take(members), waiting[which][1].take(members)
+                limits_s = self._partition_limits_s(part.frame)
+                best = refined(self.model, part.rows, least, limits_s, self.model.usable_bytes)
+                self.found.counts.scored += int(np.isfinite(best.time_s).sum())
+                self._cut_by_memory(part.rows, ~np.isfinite(best.time_s) & ~np.isfinite(limits_s))
+                self._keep(part, best.cuts, best.time_s + self._overhead_s)
+
+    def _partition_limits_s(self, frame: npt.NDArray[np.intp]) -> Floats:
+        """Limits of partitions, whose times are without the step's overhead, (n,).
+
+        A row that set its own limit (`_seed`) is scored like any other: rounding must not leave it out.
+        """
+        return self._limits_s(frame) * (1.0 + EQUAL) - self._overhead_s
 
     def _replay(self, wave: _Wave) -> None:
         """Rows whose cuts follow from a rule: priced from below first, replayed only while that can still win."""

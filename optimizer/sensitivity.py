@@ -51,7 +51,10 @@ class Knob:
 
 
 def sensitivity(setting: Setting, winner: Layout, step_time_s: float, progress: Progress | None = None) -> Sensitivity:
-    """The table and the thresholds of a planned setting, whose best layout takes `step_time_s`."""
+    """The table and the thresholds of a planned setting, whose best layout takes `step_time_s`.
+
+    An interrupt or the setting's deadline ends it with what is answered by then.
+    """
     knobs = list(_knobs(setting))
     directions = sum(len(knob.ends) for knob in knobs)
     done = 0
@@ -62,15 +65,19 @@ def sensitivity(setting: Setting, winner: Layout, step_time_s: float, progress: 
         if progress is not None:
             progress(done / (len(knobs) + directions))
 
-    table, thresholds = [], []
-    for knob in knobs:
-        table.append(_what_if(setting, winner, step_time_s, knob))
-        tick()
-    for knob in knobs:
-        for end in knob.ends:
-            thresholds.append(threshold(setting, winner, knob, end))
+    table: list[WhatIf] = []
+    thresholds: list[Threshold] = []
+    try:
+        for knob in knobs:
+            table.append(_what_if(setting, winner, step_time_s, knob))
             tick()
-    return Sensitivity(table=tuple(table), thresholds=tuple(thresholds))
+        for knob in knobs:
+            for end in knob.ends:
+                thresholds.append(threshold(setting, winner, knob, end))
+                tick()
+    except KeyboardInterrupt:  # what is answered stands
+        pass
+    return Sensitivity(table=tuple(table), thresholds=tuple(thresholds), unanswered=len(knobs) + directions - done)
 
 
 def threshold(setting: Setting, winner: Layout, knob: Knob, end: float) -> Threshold:
@@ -156,6 +163,7 @@ def _rival(setting: Setting, winner: Layout, knob: Knob, value: float) -> Candid
 def _crossing(setting: Setting, winner: Layout, rival: Layout, knob: Knob, inside: float, outside: float) -> tuple[float, float]:
     """Values between which the rival becomes faster than the winner, by bisecting those two layouts' own prices."""
     while not _close(knob, inside, outside):
+        setting.deadline.check()
         middle = _middle(knob, inside, outside)
         changed = knob.change(setting, middle)
         theirs, own = (re_cut(changed, layout).step_time_s for layout in (rival, winner))

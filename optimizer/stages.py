@@ -1,14 +1,17 @@
 """Layers to stages: the exact contiguous partition of a layout's blocks, under every stage's memory.
 
-A stage's price (`stage_paths_s` and what stands around it) depends on its own two cuts only, once the total work is known; so does
-its peak memory. The best partition is then a min–max path through (stage, cut), found exactly by dynamic programming for many
-rows at once. Interleaved chunks couple (a stage's chunks lie apart); they are cut where the work is balanced.
+What a stage asks of the step at least (`stage_paths_s` and what stands around it) depends on its own two cuts only, once the total
+work is known; so does its peak memory. The partition of which the largest of these is least is then a min–max path through (stage,
+cut), found exactly by dynamic programming for many rows at once. The step itself couples all stages (`one_f_one_b`): partitions are
+priced from there on. Interleaved chunks lie apart; they are cut where the work is balanced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,33 +22,121 @@ from ..cost_models.rows import Rows
 from ..cost_models.step import CostModel, Kept
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
 
+EQUAL = 1e-9
+"""Relative difference of step times below which two layouts count as equally fast."""
+ROUNDING = 1e-12
+"""Relative slack of a test that only tells what cannot be."""
+CELLS_AT_ONCE = 1 << 15
+"""Values of one array of stages, cuts and lengths that are worked on together: enough to spare calls, few enough for the cache."""
+
 
 @dataclass(frozen=True)
 class Partition:
-    """Best partition of each row: cuts (n, pp+1), its step's stage time (inf where no partition fits) and peak bytes, (n,)."""
+    """Partition of each row: cuts (n, pp+1), its step without fixed overhead (inf where none fits) and its peak bytes, (n,)."""
 
     cuts: Cuts
     time_s: Floats
     peak_bytes: Floats
 
+    def take(self, rows: npt.NDArray[np.intp]) -> Partition:
+        return Partition(self.cuts[rows], self.time_s[rows], self.peak_bytes[rows])
+
+    def replaced(self, rows: npt.NDArray[np.intp], by: Partition) -> Partition:
+        """With other partitions of some rows."""
+        cuts, time_s, peak_bytes = self.cuts.copy(), self.time_s.copy(), self.peak_bytes.copy()
+        cuts[rows], time_s[rows], peak_bytes[rows] = by.cuts, by.time_s, by.peak_bytes
+        return Partition(cuts, time_s, peak_bytes)
+
+    def with_faster(self, other: Partition) -> Partition:
+        """Each row's faster one."""
+        rows = np.nonzero(other.time_s < self.time_s * (1.0 - EQUAL))[0]
+        return self.replaced(rows, other.take(rows))
+
 
 def best_partitions(model: CostModel, rows: Rows, limit_s: Floats, ceiling_bytes: float) -> Partition:
-    """Exact partitions of 1F1B rows that share pp and recompute depth.
+    """Partitions of 1F1B rows that share pp and recompute depth: the faster of `least_partitions` and the balanced one, and from
+    there one cut at a time moved by one block to where that is fastest, as long as it helps.
 
-    Stages whose time passes the row's `limit_s` (n,) or whose peak passes `ceiling_bytes` are left out, so a row that cannot stay
-    under its limit comes back with infinite time. Work grows with rows × blocks × the longest stage that can still win.
+    Rows that cannot stay under their `limit_s` (n,), or of which no stage may pass `ceiling_bytes`, come back with infinite time.
+    What comes back does not depend on the limit.
+    """
+    least = least_partitions(model, rows, limit_s, ceiling_bytes)
+    left = np.nonzero(np.isfinite(least.time_s))[0]
+    if not len(left):
+        return least
+    return least.replaced(left, refined(model, rows.take(left), least.take(left), limit_s[left], ceiling_bytes))
+
+
+def refined(model: CostModel, rows: Rows, least: Partition, limit_s: Floats, ceiling_bytes: float) -> Partition:
+    """The second half of `best_partitions`: what `least_partitions` leads to."""
+    start = _priced(model, rows, least.cuts, ceiling_bytes)
+    balanced = _priced(model, rows, balanced_cuts(model, rows, least.cuts.shape[1] - 1), ceiling_bytes)
+    best = _descended(model, rows, start.with_faster(balanced), ceiling_bytes)
+    under = best.time_s <= limit_s
+    return Partition(best.cuts, np.where(under, best.time_s, np.inf), np.where(under, best.peak_bytes, np.inf))
+
+
+def _descended(model: CostModel, rows: Rows, start: Partition, ceiling_bytes: float) -> Partition:
+    """The partitions that single moves of cuts lead to; each round takes every row's best move."""
+    pp, blocks, last = start.cuts.shape[1] - 1, len(model.blocks), last_start(model)
+    inner = np.arange(1, pp)
+    moves = np.zeros((2 * len(inner), pp + 1), dtype=np.int64)
+    moves[np.arange(len(moves)), np.tile(inner, 2)] = np.repeat([-1, 1], len(inner))
+    best, going = start, np.arange(len(rows) if len(inner) else 0)
+    while len(going):
+        tried = (best.cuts[going][:, None, :] + moves).reshape(-1, pp + 1)
+        owner = np.repeat(going, len(moves))
+        legal = (np.diff(tried, axis=1) >= min(1, blocks // pp)).all(axis=1) & (tried[:, -2] <= last)
+        tried, owner = tried[legal], owner[legal]
+        if len(owner):
+            hopeful = _least_s(model, rows.take(owner), tried) < best.time_s[owner]
+            tried, owner = tried[hopeful], owner[hopeful]
+        if not len(owner):
+            break
+        priced = _priced(model, rows.take(owner), tried, ceiling_bytes)
+        better = np.nonzero(priced.time_s < best.time_s[owner] * (1.0 - EQUAL))[0]
+        better = better[np.argsort(priced.time_s[better], kind="stable")]
+        going, first = np.unique(owner[better], return_index=True)
+        best = best.replaced(going, priced.take(better[first]))
+    return best
+
+
+def _least_s(model: CostModel, rows: Rows, cuts: Cuts) -> Floats:
+    """What the stage that asks most asks of the step at these cuts, (n,): never above the step, and cheap."""
+    load, pp = rows.chunks(cuts), cuts.shape[1] - 1
+    before = tuple(np.cumsum(each, axis=1) - each for each in (load.forward_s, load.backward_s))
+    total_s = (load.forward_s + load.backward_s).sum(axis=1, keepdims=True)
+    kept = model.kept(rows, load)
+    after_s = kept.stepped_s.max(axis=1, keepdims=True)
+    each_s = model.least_stage_time_s(rows, load, kept, (before[0], before[1]), total_s, after_s, np.arange(pp))
+    return np.asarray(each_s.max(axis=1))
+
+
+def _priced(model: CostModel, rows: Rows, cuts: Cuts, ceiling_bytes: float) -> Partition:
+    """The rows at these cuts; infinite time where a stage passes the ceiling or its host's memory."""
+    chunks = rows.chunks(cuts)
+    peak = model.stage_bytes(rows, chunks).max(axis=1)
+    fits = (peak <= ceiling_bytes) & (model.host_bytes(rows, chunks).max(axis=1) <= model.host_limit_bytes)
+    time_s = model.around_pipeline(rows, model.run_flow(rows, chunks)).total_s
+    return Partition(cuts, np.where(fits, time_s, np.inf), peak)
+
+
+def least_partitions(model: CostModel, rows: Rows, limit_s: Floats, ceiling_bytes: float) -> Partition:
+    """Partitions of which the stage that asks most of the step asks least; `time_s` is what it asks, below the step's price.
+
+    Stages that ask for more than the row's `limit_s` (n,) or whose peak passes `ceiling_bytes` are left out, so a row that cannot
+    stay under its limit comes back with infinite time. Work grows with rows × blocks × the longest stage that can still win.
     """
     pp, blocks, n = int(rows.table.pp[0]), len(model.blocks), len(rows)
-    stages = _Stages(model, rows, pp, _longest_stage(rows, limit_s))
+    longest = _longest_stage(rows, limit_s)
     best = np.full((n, blocks + 1), np.inf)
     best[:, 0] = -np.inf
     came, peak_at = np.zeros((pp, n, blocks + 1), dtype=np.int64), np.zeros((pp, n, blocks + 1))
-    for stage in range(pp):
-        time_s, peak = stages.at(stage)
-        time_s = np.where((peak <= ceiling_bytes) & (time_s <= limit_s[:, None, None]), time_s, np.inf)
-        if stage == pp - 1:
-            time_s[:, last_start(model) + 1 :] = np.inf
+    for stage, (time_s, peak) in enumerate(_Stages(model, rows, pp, longest).each(limit_s, ceiling_bytes)):
         best, came[stage], peak_at[stage] = _relax(best, time_s, peak, 1 if pp <= blocks else 0)
+        best[:, : max(0, blocks - (pp - 1 - stage) * longest)] = np.inf  # what is left is too much for the stages that follow
+        if not np.isfinite(best).any():
+            return Partition(np.full((n, pp + 1), blocks), np.full(n, np.inf), np.full(n, np.inf))
     cuts, peak_bytes, each = np.full((n, pp + 1), blocks), np.zeros(n), np.arange(n)
     for stage in reversed(range(pp)):
         end = cuts[:, stage + 1]
@@ -63,67 +154,95 @@ def reachable(model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: 
     possible, stage after stage, reaches the end if anything does. No partition of a row that is not reachable needs a look.
     Work counts recompute only where it is of all layers: at block depth K a stage that begins later redoes other ones.
     """
-    pp, blocks = rows.table.pp, len(model.blocks)
-    filling = _Filling(model, rows, most_work_s, ceiling_bytes)
-    start, length, found = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
-    going = np.arange(len(rows))
+    hopeful = np.nonzero(_hold_commonest(model, rows, most_work_s, ceiling_bytes))[0]
+    order = hopeful[np.argsort(-rows.table.pp[hopeful], kind="stable")]  # rows that still go on are then the first ones
+    filling = _Filling(model, rows.take(order), most_work_s[order], ceiling_bytes)
+    pp, blocks = filling.pp, len(model.blocks)
+    going = len(order)
+    start, length, found = np.zeros(going, dtype=np.int64), np.ones(going, dtype=np.int64), np.ones(going, dtype=bool)
     for stage in range(int(pp.max(initial=0))):
-        ending = going[pp[going] == stage + 1]
-        found[ending] = filling.fits(ending, stage, start[ending], np.full(len(ending), blocks))
-        going = going[pp[going] > stage + 1]
-        going = going[filling.fits(going, stage, start[going], start[going])]
-        end = filling.furthest(going, stage, start[going], length[going])
-        length[going], start[going] = end - start[going], end
-    return found
+        end = filling.furthest(stage, start[:going], length[:going])
+        found[:going] &= end >= start[:going]
+        length[:going], start[:going] = np.maximum(end - start[:going], 0), np.maximum(end, start[:going])
+        going = int(np.searchsorted(-pp, -stage - 1))
+    back = np.zeros(len(rows), dtype=bool)
+    back[order] = found & (start >= blocks)
+    return back
+
+
+def _hold_commonest(model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: float) -> Bools:
+    """Whether the stages of rows have room for the blocks of the commonest kind alone, (n,): a quick part of `reachable`."""
+    name, count = Counter(model.blocks).most_common(1)[0]
+    piece, at, depth = rows.pieces.pieces[name], rows.factor, rows.depth
+    whole = depth >= len(model.blocks)
+    work = piece.work_s[at] + np.where(whole, piece.again_s[at], 0.0)
+    saved, kept = piece.saved_bytes[at], piece.recomputed_bytes[at]
+    saved = np.where(whole, kept, np.where(depth > 0, np.minimum(saved, kept), saved))
+    static = piece.dense_weights[at] * rows.rates.total(0) + piece.expert_weights[at] * rows.rates.total(1)
+    room = ceiling_bytes - rows.communicator_bytes - rows.least_transient_bytes
+    pp, stages = rows.table.pp[:, None], np.arange(rows.table.pp.max(initial=0))
+    held = np.minimum(rows.table.num_microbatches[:, None], pp - stages)
+    most = np.minimum(room[:, None] / (static[:, None] + saved[:, None] * held), (most_work_s / work)[:, None])
+    each = np.maximum(np.floor(most * (1.0 + EQUAL)), 0.0)
+    return np.asarray(np.where(stages < pp, each, 0.0).sum(axis=1) >= count)
 
 
 class _Filling:
-    """Whether a stage of some 1F1B rows can hold the blocks from `start` to `end`: what it can, it can with fewer."""
+    """How far a stage of some 1F1B rows can go; what it can hold, it can with fewer blocks."""
 
     def __init__(self, model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: float) -> None:
-        prefix, rates = rows.prefix, rows.rates
-        self._rows, self._prefix = rows, prefix
+        prefix, rates, table = rows.prefix, rows.rates, rows.table
+        self.pp, self._micro_batches = table.pp, table.num_microbatches
+        self._prefix, self._rate = prefix, rates.total(0)
         self._depth, whole = np.minimum(prefix.depth, prefix.blocks), (prefix.depth >= prefix.blocks)[:, None]
+        self._partly = bool(((prefix.depth > 0) & ~whole[:, 0]).any())
         self._work = prefix.forward_s + prefix.backward_s + np.where(whole, prefix.recompute_s, 0.0)
-        self._static = prefix.dense * rates.total(0)[:, None] + prefix.expert * rates.total(1)[:, None]
+        self._saved = np.where(whole, prefix.recomputed_bytes, prefix.saved_bytes)
+        self._static = prefix.dense * self._rate[:, None] + prefix.expert * rates.total(1)[:, None]
         self._host = prefix.dense * rates.host[0][:, None] + prefix.expert * rates.host[1][:, None]
         self._hosted = bool(self._host.any())
         self._host_limit = model.host_limit_bytes
         self._most_work_s = most_work_s
-        self._room = ceiling_bytes - rows.communicator_bytes - rows.least_transient_bytes
+        self._room = (ceiling_bytes - rows.communicator_bytes - rows.least_transient_bytes) * (1.0 + ROUNDING)
 
-    def fits(self, which: npt.NDArray[np.intp], stage: int, start: Ints, end: Ints) -> Bools:
-        """Whether the blocks of the rows `which` (k,) stay within work, the device's memory and the host's, (k,)."""
-        prefix, table = self._prefix, self._rows.table
-        held = np.minimum(table.num_microbatches[which], table.pp[which] - stage)
-        again = np.minimum(start + self._depth[which], end)
+    def furthest(self, stage: int, start: Ints, length: Ints) -> Ints:
+        """The last end that fits a stage of the first rows that begins at `start` (k,); below it where not even an empty one fits.
 
-        def between(values: Floats, first: Ints, last: Ints) -> Floats:
-            return np.asarray(values[which, last] - values[which, first])
-
-        seconds = between(self._work, start, end)
-        kept = between(prefix.recomputed_bytes, start, again) + between(prefix.saved_bytes, again, end)
-        fixed = between(self._static, start, end)
-        for piece, here in ((prefix.embedding, stage == 0), (prefix.head, table.pp[which] == stage + 1)):
-            if np.any(here):
-                seconds = seconds + np.where(here, piece.forward_s[which] + piece.backward_s[which], 0.0)
-                kept = kept + np.where(here, piece.saved_bytes[which], 0.0)
-                fixed = fixed + np.where(here, piece.dense[which] * self._rows.rates.total(0)[which], 0.0)
-        fits = (seconds <= self._most_work_s[which]) & (fixed + kept * held <= self._room[which])
-        return fits & (between(self._host, start, end) <= self._host_limit) if self._hosted else fits
-
-    def furthest(self, which: npt.NDArray[np.intp], stage: int, start: Ints, length: Ints) -> Ints:
-        """The last end that fits, (k,), for rows whose empty stage does.
-
-        Stages are alike, so `length` blocks, those of the stage before, are tried first; then it is bisected.
+        Stages are alike, so `length` blocks, those of the stage before, are tried first.
         """
-        low, high = start, np.full(len(start), self._prefix.blocks)
-        middle = np.clip(start + length, low, high)
-        while (low < high).any():
-            fits = self.fits(which, stage, start, middle)
-            low, high = np.where(fits, np.maximum(middle, low), low), np.where(fits, high, np.maximum(middle - 1, low))
-            middle = np.where(fits & (middle == start + length), np.minimum(middle + 1, high), (low + high + 1) // 2)
-        return low
+        blocks, k = self._prefix.blocks, len(start)
+        held = np.minimum(self._micro_batches[:k], self.pp[:k] - stage)
+        seconds, room = self._most_work_s[:k], self._room[:k]
+        for piece, here in ((self._prefix.embedding, stage == 0), (self._prefix.head, self.pp[:k] == stage + 1)):
+            if np.any(here):
+                seconds = seconds - np.where(here, piece.forward_s[:k] + piece.backward_s[:k], 0.0)
+                room = room - np.where(here, piece.dense[:k] * self._rate[:k] + piece.saved_bytes[:k] * held, 0.0)
+        limits = start, held, seconds, room
+        tried = np.minimum(start + length, blocks)
+        fits = self._fits(np.arange(k), limits, np.stack([tried, np.minimum(tried + 1, blocks)]))
+        left = np.nonzero(~fits[0] | (fits[1] & (tried < blocks)))[0]
+        if len(left):
+            ends = np.arange(blocks + 1)[:, None]
+            fits = self._fits(left, tuple(each[left] for each in limits), ends)
+            tried[left] = np.where(fits & (ends >= start[left]), ends, -1).max(axis=0)
+        return np.asarray(tried)
+
+    def _fits(self, rows: npt.NDArray[np.intp], limits: tuple[npt.NDArray[Any], ...], end: Ints) -> Bools:
+        """Whether stages of some rows (k,) stay within work, the device's memory and the host's up to `end` (ends, k or 1)."""
+        start, held, seconds, room = limits
+        row = rows * (self._prefix.blocks + 1)
+        begin, at = row + start, row + end
+
+        def between(values: Floats, first: Ints = begin, last: Ints = at) -> Floats:
+            return np.asarray(values.take(last) - values.take(first))
+
+        if self._partly:
+            again = np.minimum(begin + self._depth[rows], at)
+            kept = between(self._prefix.recomputed_bytes, last=again) + between(self._prefix.saved_bytes, first=again)
+        else:
+            kept = between(self._saved)
+        fits = (between(self._work) <= seconds) & (between(self._static) + kept * held <= room)
+        return np.asarray(fits & (between(self._host) <= self._host_limit) if self._hosted else fits)
 
 
 def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
@@ -135,12 +254,22 @@ def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
     used, ends = used[first], [end[first] for end in ends]
     work = ends[0][:, None] + sum(pieces.running[name] * pieces.pieces[name].work_s[used][:, None] for name in pieces.names)
     goal = (work[:, -1] + ends[1])[:, None] * np.arange(1, chunks) / chunks
-    nearest = np.abs(work[:, None, :] - goal[:, :, None]).argmin(axis=2)
+    nearest = _nearest(work, goal)
     cuts = np.concatenate([np.zeros((len(used), 1), dtype=np.int64), nearest, np.full((len(used), 1), blocks)], axis=1)
     for k in range(1, chunks):  # every chunk keeps a block, and leaves one for each that follows
         room = last - (chunks - 1 - k)
         cuts[:, k] = np.maximum(np.minimum(np.maximum(cuts[:, k], cuts[:, k - 1] + 1), room), cuts[:, k - 1])
     return np.asarray(cuts[member][place])
+
+
+def _nearest(values: Floats, goal: Floats) -> Ints:
+    """Where each row's rising values (n, values) come nearest to each of its goals (n, goals), the first of equals."""
+    row = np.arange(len(values))[:, None]
+    flat = (values / values[:, -1:] + 2 * row).ravel()  # rows one after the other: one search does for all
+    place = flat.searchsorted((goal / values[:, -1:] + 2 * row).ravel()).reshape(goal.shape) - values.shape[1] * row
+    around = np.clip(place[:, None, :] + np.arange(-2, 2)[:, None], 0, values.shape[1] - 1)
+    distance = np.abs(values[row[:, :, None], around] - goal[:, None, :])
+    return np.asarray(np.take_along_axis(around, distance.argmin(axis=1)[:, None], axis=1)[:, 0])
 
 
 def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
@@ -154,7 +283,7 @@ def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
 def default_cuts(model: CostModel, rows: Rows, ceilings_bytes: Sequence[float] = ()) -> Cuts:
     """Cuts that the search would give rows of one shape, (n, pp·vpp+1); 1F1B rows share their recompute depth.
 
-    Those of 1F1B are the fastest under the first of the ceilings that they can stay below, else the fastest of all.
+    Those of 1F1B are `best_partitions` under the first of the ceilings that they can stay below, else the best of all.
     """
     pp, vpp = int(rows.table.pp[0]), int(rows.table.vpp[0])
     if not model.problem.stack.cuts_freely(vpp):
@@ -170,7 +299,7 @@ def default_cuts(model: CostModel, rows: Rows, ceilings_bytes: Sequence[float] =
 
 
 def partitioned_exactly(problem: Problem, table: LayoutTable) -> Bools:
-    """Which rows get their best partition by the exact recursion, (n,): plain 1F1B on stacks that can be told where to cut."""
+    """Which rows are cut by `best_partitions`, (n,): plain 1F1B on stacks that can be told where to cut."""
     free = problem.stack.cuts_freely(1)
     return np.asarray((table.schedule == SCHEDULES.index("1f1b")) & free)
 
@@ -185,32 +314,79 @@ def last_start(model: CostModel) -> int:
 class _Stages:
     """Times and peaks of every stage a row could have: first cut c and length l, (n, blocks+1, longest+1).
 
-    What a stage holds is the same wherever it stands but for embedding and head, so the grids of a middle stage are kept.
+    What a stage holds is the same wherever it stands but for embedding and head, so that those in the middle are worked out
+    several at once, as many as fill the cache.
     """
 
     def __init__(self, model: CostModel, rows: Rows, pp: int, longest: int) -> None:
-        self._model, self._rows, self._pp, self._longest = model, rows, pp, longest
-        self._total_s = rows.total_s(pp)[:, None, None]
-        self._micro_batches = rows.table.num_microbatches[:, None, None]
-        self._kept: dict[tuple[bool, bool], tuple[Loads, Floats, Kept]] = {}
+        self._model, self._rows, self._pp = model, rows, pp
+        self._micro_batches = rows.table.num_microbatches[:, None, None, None]
+        self._longest = longest
+        blocks = rows.prefix.blocks
+        self._stop = np.minimum(np.arange(blocks + 1)[:, None] + np.arange(longest + 1), blocks)
+        depth = int(rows.prefix.depth[0])
+        self._depth = depth if depth < blocks else 0  # 0 where the work of other stages does not hang on their cuts
+        self._after_all_s = self._mean_after_s()
+        self._least_again_s = np.diff(rows.prefix.recompute_s, axis=1).min(axis=1)[:, None, None, None]
 
-    def at(self, stage: int) -> tuple[Floats, Floats]:
-        """Time and peak bytes of the stage for every (c, l)."""
-        first, last = stage == 0, stage == self._pp - 1
-        load, fixed, kept = self._kept.get((first, last)) or self._grid(stage)
-        nominal_s = self._rows.nominal_recompute_s(self._pp, stage)
-        before_f, before_b = self._rows.prefix.before_grid(stage, nominal_s)
-        time_s = self._model.stage_time_at(self._rows, load, kept, before_f, before_b, self._total_s, stage)
+    def each(self, limit_s: Floats, ceiling_bytes: float) -> Iterator[tuple[Floats, Floats]]:
+        """Stage by stage the least time (`CostModel.least_stage_time_s`) and the peak bytes; infinite time beyond the limits."""
+        last, at_once = self._pp - 1, max(1, CELLS_AT_ONCE // (len(self._rows) * self._stop.size))
+        middle = [np.arange(begin, min(begin + at_once, last)) for begin in range(1, last, at_once)]
+        grid: tuple[Loads, Floats, Kept] | None = None
+        for stages in [np.zeros(1, dtype=np.int64), *middle, *([np.array([last])] if last else [])]:
+            inner = 0 < stages[0] < last
+            grid = grid if grid and inner and stages[0] > 1 else self._grid(int(stages[0]))
+            time_s, peak = self._at(stages, *grid)
+            time_s = np.where((peak <= ceiling_bytes) & (time_s <= limit_s[:, None, None, None]), time_s, np.inf)
+            if stages[-1] == last:
+                time_s[:, :, last_start(self._model) + 1 :] = np.inf
+            for place in range(len(stages)):
+                yield time_s[:, place], peak[:, place]
+
+    def _at(self, stages: Ints, load: Loads, fixed: Floats, kept: Kept) -> tuple[Floats, Floats]:
+        """Least times and peak bytes of stages (k,) that hold alike for every (c, l), (n, k, blocks+1, longest+1)."""
+        prefix, stage = self._rows.prefix, stages[:, None, None]
+        before_f, before_b = (each[:, None] for each in prefix.before_grid(int(stages[0]), np.zeros(len(self._rows))))
+        total_s = self._rows.total_s(self._pp)[:, None, None, None]
+        if self._depth:
+            before_b = before_b + self._redone_s(stage, np.arange(prefix.blocks + 1)[:, None])
+            total_s = before_f + before_b + load.forward_s + load.backward_s + self._after_s(stage)
+        before = before_f, before_b
+        time_s = self._model.least_stage_time_s(self._rows, load, kept, before, total_s, self._after_all_s, stage)
         held = in_flight("1f1b", self._pp, 1, self._micro_batches, stage)
         return time_s, fixed + load.saved_bytes * held
 
+    def _mean_after_s(self) -> Floats:
+        """What follows the gradients on the mean stage, whatever is hidden, (n, 1, 1, 1): it is linear in what stages hold."""
+        prefix, none = self._rows.prefix, np.zeros((len(self._rows), 1, 1, 1))
+        dense = (prefix.dense[:, -1] + prefix.embedding.dense + prefix.head.dense)[:, None, None, None] / self._pp
+        mean = Loads(none, none, dense, prefix.expert[:, -1:, None, None] / self._pp, none)
+        return self._model.kept(self._rows, mean).stepped_s
+
+    def _after_s(self, stage: Ints) -> Floats:
+        """Work of the stages behind those (k, 1, 1) that stop at (c, l), at least, (n, k, c, l)."""
+        if stage[-1] == self._pp - 1:
+            return np.zeros(1)
+        prefix = self._rows.prefix
+        left = (prefix.forward_s + prefix.backward_s)[:, -1:] - (prefix.forward_s + prefix.backward_s)
+        left = left + (prefix.head.forward_s + prefix.head.backward_s)[:, None]
+        return np.asarray(left[:, None, self._stop] + self._redone_s(self._pp - 1 - stage, prefix.blocks - self._stop))
+
+    def _redone_s(self, stages: Ints, blocks: Ints) -> Floats:
+        """Recompute of so many blocks (c, l) on so many other stages (k, 1, 1) at block depth K, at least, (n, k, c, l).
+
+        Each stage redoes its first K: it has one at least, and one may hold all the others.
+        """
+        most = np.where(stages > 0, self._depth + stages - 1, 0)
+        return np.asarray(self._least_again_s * np.minimum(blocks, most))
+
     def _grid(self, stage: int) -> tuple[Loads, Floats, Kept]:
-        first, last = stage == 0, stage == self._pp - 1
-        load = self._rows.prefix.grid(stage, self._pp, self._longest)
-        fixed = self._model.peaks_at(self._rows, load, np.zeros(1), np.asarray(last)).sum(axis=0)
+        """What a stage holds for every (c, l), its peak bytes but for activations, what it does for its states, (n, 1, c, l)."""
+        load = self._rows.prefix.grid(stage, self._pp, self._longest).across()
+        fixed = self._model.peaks_at(self._rows, load, np.zeros(1), np.asarray(stage == self._pp - 1)).sum(axis=0)
         fixed = np.where(self._model.host_bytes(self._rows, load) <= self._model.host_limit_bytes, fixed, np.inf)
-        self._kept[first, last] = load, fixed, self._model.kept(self._rows, load)
-        return self._kept[first, last]
+        return load, fixed, self._model.kept(self._rows, load)
 
 
 def _relax(best: Floats, time_s: Floats, peak: Floats, shortest: int) -> tuple[Floats, Ints, Floats]:

@@ -25,8 +25,8 @@ from .incumbent import Setting, same_choice
 from .planner import price_layout
 from .repair import Repairs
 from .result import AtImbalance, Moved, Plan, PricedLayout, Refined
-from .search import EQUAL, Search
-from .stages import partitioned_exactly
+from .search import Search
+from .stages import EQUAL, partitioned_exactly
 from .study_space import REACH, Box, Choice, Start, cut_at, table_of
 from .ties import misjudged_by
 
@@ -108,14 +108,14 @@ def study(setting: Setting, found: Plan, asked: Refine, progress: Callable[[floa
     stopped = False
     try:
         if found.certificate.status == "optimal":  # a search that was cut short is not followed by one that takes longer
-            wider = _wider(setting, known[0], asked, lambda share: heard(0.5 * share))
+            wider = _wider(setting, known[0], asked, setting.deadline.heard(lambda share: heard(0.5 * share)))
             known += [one for one in wider if not any(same_choice(one, other) for other in known)]
     except KeyboardInterrupt:
         stopped = True
     trials, box = _begun(setting, known, asked)
     try:
         if not stopped:
-            _sample(trials, box, asked, lambda share: heard(0.5 + 0.5 * share))
+            _sample(trials, box, asked, setting.deadline.heard(lambda share: heard(0.5 + 0.5 * share)))
     except KeyboardInterrupt:
         stopped = True
     return _told(setting, found.plan, asked, trials, stopped)
@@ -137,7 +137,7 @@ def _wider(setting: Setting, layout: Layout, asked: Refine, progress: Callable[[
     model = CostModel(problem, setting.profile)
     own = model.price(LayoutTable.from_layouts([layout]))
     ceiling_s = float(own.step_time_s[0]) if own.fits[0] else math.inf
-    found = Search(Space(problem), model, WIDER, ceiling_s=ceiling_s).run(progress)
+    found = Search(Space(problem), model, WIDER, setting.deadline.left_s, ceiling_s).run(progress)
     if not found.complete:
         raise KeyboardInterrupt
     return [candidate.layout for candidate in found.best]

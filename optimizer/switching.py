@@ -20,6 +20,7 @@ from ..search_spaces.errors import Infeasible
 from ..search_spaces.inputs import ETP_ASSUMPTION
 from ..search_spaces.layout import Layout, LayoutTable, Problem, Split
 from ..search_spaces.rules import legal_mask
+from .deadline import NEVER, Deadline
 from .layout_words import following_dp
 from .planner import evaluate, price_layout
 from .result import Plan, PricedLayout, Switch
@@ -55,19 +56,26 @@ def carried(problem: Problem, layout: Layout, devices: int) -> Layout:
 
 
 def switch(
-    problem: Problem, plan: Plan, current: Layout, *, profile: str | None = None, progress: Callable[[float], None] | None = None
+    problem: Problem,
+    plan: Plan,
+    current: Layout,
+    *,
+    profile: str | None = None,
+    progress: Callable[[float], None] | None = None,
+    deadline: Deadline = NEVER,
 ) -> Switch:
     """What a job that runs `current` gains: by what its checkpoint loads into as it is, and by `plan`, the best of all.
 
     The layout that is reached without resharding is the best of all legal ones that keep what the checkpoint is written for, each
-    of them priced. It is never slower than a current layout that is legal.
+    of them priced. It is never slower than a current layout that is legal. An interrupt or the deadline ends it with the best of
+    those priced by then.
     """
     model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
     here = _with_own_etp(problem, current)
     priced, broken = _as_it_stands(here, current, profile)
     current = current if priced is None else priced.layout
     clash = _ruled_out(here, current)
-    reached, count = (None, 0) if clash else _best_reachable(here, model, current, progress)
+    reached, count, stopped = (None, 0, False) if clash else _best_reachable(here, model, current, deadline.heard(progress))
     if priced is not None and not broken and (reached is None or priced.step_time_s < reached.step_time_s):
         reached = priced
     return Switch(
@@ -81,6 +89,7 @@ def switch(
         to_reach=() if reached is None else _moves(current, reached.layout, FREE),
         to_reshard=_reshards(current, plan.plan.layout),
         ruled_out=clash,
+        stopped=stopped,
         assumption=ASSUMPTION,
     )
 
@@ -112,24 +121,26 @@ def _with_own_etp(problem: Problem, current: Layout) -> Problem:
 
 
 def _best_reachable(
-    problem: Problem, model: CostModel, current: Layout, progress: Callable[[float], None] | None
-) -> tuple[PricedLayout | None, int]:
-    """The fastest layout that keeps what the checkpoint is written for and fits; and how many were priced for it."""
+    problem: Problem, model: CostModel, current: Layout, progress: Callable[[float], None]
+) -> tuple[PricedLayout | None, int, bool]:
+    """The fastest layout that keeps what the checkpoint is written for and fits; how many were priced for it, and whether that was
+    stopped before all were.
+    """
     limited = Limits({name: (_text(current, name),) for name in KEPT}).within(problem)
     space, split = Space(limited), Split.from_stages(current.stages)
-    best_s, best, done = np.inf, None, 0
-    for frames in _batches(space.layouts_per_frame):
-        table = space.layouts(frames)[0]
-        table = table.with_splits(np.zeros(len(table), dtype=np.intp), (split,))
-        table = table.take(legal_mask(limited, table))
-        for row, seconds in _falling(model, table, best_s):
-            best_s, best = seconds, table.layout(row, problem.model.num_layers)
-        done += len(table)
-        if progress is not None:
+    best_s, best, done, stopped = np.inf, None, 0, False
+    try:
+        for frames in _batches(space.layouts_per_frame):
+            table = space.layouts(frames)[0]
+            table = table.with_splits(np.zeros(len(table), dtype=np.intp), (split,))
+            table = table.take(legal_mask(limited, table))
+            for row, seconds in _falling(model, table, best_s):
+                best_s, best = seconds, table.layout(row, problem.model.num_layers)
+            done += len(table)
             progress(done / max(1, space.listed))
-    if best is None:
-        return None, done
-    return price_layout(model, best, simulated=False), done
+    except KeyboardInterrupt:  # the best of those priced stands
+        stopped = done < space.listed
+    return None if best is None else price_layout(model, best, simulated=False), done, stopped
 
 
 def _batches(sizes: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.intp]]:

@@ -201,15 +201,16 @@ def best_within(
     unlimited = _without_memory_limit(changed)
     fastest = Search(Space(unlimited), CostModel(unlimited, profile), 1, time_limit_s).run(progress).best
     priced = price_layout(model, fastest[0].layout, simulated=False) if fastest else None
-    return Best(limits=str(limits), status="does not fit", layout=priced, reasons=reasons or _too_large(space.legal, priced))
+    return Best(limits=str(limits), status="does not fit", layout=priced, reasons=(*reasons, *_too_large(space.legal, priced)))
 
 
 def _too_large(legal: int, fastest: PricedLayout | None) -> tuple[str, ...]:
     """That none of the legal layouts fits, and what the fastest would hold."""
     if fastest is None:
         return (f"none of {wording.count(legal, 'legal layout')} fits.",)
-    held, usable = wording.gib(fastest.memory.peak_gib), wording.gib(fastest.memory.usable_gib)
-    return (f"none of {wording.count(legal, 'legal layout')} fits; the fastest would hold {held} of {usable} usable.",)
+    peak, usable = fastest.memory.peak_gib, fastest.memory.usable_gib
+    held = f"{wording.gib(peak)} of {wording.gib(usable)} usable, {wording.gib(peak - usable)} more than there is"
+    return (f"none of {wording.count(legal, 'legal layout')} fits; the fastest would hold {held}.",)
 
 
 def _without_memory_limit(problem: Problem) -> Problem:

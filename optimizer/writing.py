@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from ..search_spaces.errors import InputError
 
 
-def write_folder(directory: Path, files: Mapping[str, str]) -> list[Path]:
-    """Writes every file (name relative to `directory` → text) or, if anything goes wrong, none; returns their paths.
+def write_folder(directory: Path, files: Mapping[str, str | bytes]) -> list[Path]:
+    """Writes every file (name relative to `directory` → text or bytes) or, if anything goes wrong, none; returns their paths.
 
     Missing folders are made. A shell script (.sh) becomes executable. InputError if the place cannot be written.
     """
@@ -34,7 +34,7 @@ def write_folder(directory: Path, files: Mapping[str, str]) -> list[Path]:
     return targets
 
 
-def write_file(path: Path, text: str) -> Path:
+def write_file(path: Path, text: str | bytes) -> Path:
     """Writes one file whole or not at all; InputError if the place cannot be written."""
     if not path.name:
         raise InputError(f"{path}: name a file to write, not a folder")
@@ -66,7 +66,7 @@ def _refuse_folders(targets: list[Path]) -> None:
             raise InputError(f"{target}: a folder of this name is in the way; move it or name another place")
 
 
-def _write(directory: Path, texts: Mapping[Path, str]) -> None:
+def _write(directory: Path, texts: Mapping[Path, str | bytes]) -> None:
     """Drafts and the files they replace share the folder's file system, so that each move is one step and can be undone."""
     workspace = Path(tempfile.mkdtemp(prefix=".paraplan-", dir=directory))
     try:
@@ -76,9 +76,9 @@ def _write(directory: Path, texts: Mapping[Path, str]) -> None:
         shutil.rmtree(workspace)
 
 
-def _draft(path: Path, target: Path, text: str) -> Path:
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.write(text)
+def _draft(path: Path, target: Path, text: str | bytes) -> Path:
+    with path.open("wb") as stream:
+        stream.write(text if isinstance(text, bytes) else text.encode("utf-8"))
         stream.flush()
         os.fsync(stream.fileno())
     if target.suffix == ".sh":

@@ -6,18 +6,31 @@ from collections.abc import Callable
 
 from .answers import Answer
 from .cataloguing import catalog_command
+from .checking import check_command
 from .explaining import compare_layouts_command, why_command
 from .handing_over import export_command
 from .measuring import calibrate_command, validate_command
+from .picturing import timeline_command
+from .placing import experts_command, ranks_command, topology_command
 from .planning import evaluate_command, plan_command
+from .sizing import compare_command, size_command
+from .sweeping import sweep_command
 from .tuning import ask_command, list_command, show_command, tell_command
 
 COMMANDS: dict[str, Callable[..., Answer]] = {
     "plan": plan_command,
     "evaluate": evaluate_command,
+    "check": check_command,
+    "compare": compare_command,
+    "size": size_command,
     "compare-layouts": compare_layouts_command,
     "why": why_command,
     "export": export_command,
+    "timeline": timeline_command,
+    "ranks": ranks_command,
+    "topology": topology_command,
+    "experts": experts_command,
+    "sweep": sweep_command,
     "validate": validate_command,
     "calibrate": calibrate_command,
     "catalog": catalog_command,

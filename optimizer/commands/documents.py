@@ -17,7 +17,7 @@ SAME_PROBLEM = ("model", "cluster", "devices", "stack", "global_batch", "seq_len
 
 def read_plan(path: Path) -> Plan:
     """A plan.json; InputError for anything else, what evaluate --json printed among it: it has no certificate."""
-    document = parse_document(_text(path, "a plan.json"), str(path), as_json=True)
+    document = parse_document(text_of(path, "a plan.json"), str(path), as_json=True)
     if "plan" in document and "certificate" not in document:
         raise InputError(f"{path}: is one layout, as evaluate --json prints it; name what plan --out or plan --json wrote")
     return to_record(Plan, document, str(path))
@@ -25,7 +25,7 @@ def read_plan(path: Path) -> Plan:
 
 def read_priced(path: Path, alternative: int = 0) -> tuple[Problem, PricedLayout]:
     """The problem and the layout of a plan.json or of what evaluate --json printed; `alternative` counts from 1, 0 is the plan."""
-    return _priced(parse_document(_text(path, "a plan.json"), str(path), as_json=True), path, alternative)
+    return _priced(parse_document(text_of(path, "a plan.json"), str(path), as_json=True), path, alternative)
 
 
 def read_current(path: Path, problem: Problem) -> tuple[Layout, int]:
@@ -33,7 +33,7 @@ def read_current(path: Path, problem: Problem) -> tuple[Layout, int]:
 
     The file is a plan.json, what evaluate --json printed, or NAME=VALUE pairs as --layout takes them, for the problem's devices.
     """
-    text = _text(path, "a plan.json or a list of NAME=VALUE")
+    text = text_of(path, "a plan.json or a list of NAME=VALUE")
     if text.lstrip().startswith("{"):
         theirs, priced = _priced(parse_document(text, str(path), as_json=True), path, 0)
         if _shape(theirs) != _shape(problem):
@@ -85,7 +85,8 @@ def _called(fact: Any) -> str:
     return str(getattr(fact, "name", fact))
 
 
-def _text(path: Path, wanted: str) -> str:
+def text_of(path: Path, wanted: str) -> str:
+    """What a file holds; InputError where it is none, or no text."""
     if not path.is_file():
         raise InputError(f"{path}: is not {wanted}" if path.exists() else f"{path}: there is no such file")
     try:

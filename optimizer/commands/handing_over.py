@@ -11,15 +11,18 @@ from ...search_spaces.errors import InputError
 from .answers import Answer
 from .options import FrameworkVersion
 
+TARGETS = "megatron-lm, megatron-bridge, mindspeed-llm, mindformers, torchtitan, deepspeed, job or groups"
+"""Named here for the help text, which is printed without loading the exporters."""
+
 
 def export_command(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by plan --out or plan --json.")],
-    to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help="Framework to write for.")],
+    to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help=f"What to write for: {TARGETS}.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")],
     framework_version: FrameworkVersion = None,
     refined: Annotated[bool, typer.Option("--refined", help="Write the layout that plan --refine found.")] = False,
 ) -> Answer:
-    """Write a plan as a training framework's own files."""
+    """Write a plan as a training framework's own files, a scheduler's job file or a file of process groups."""
     from ..exporters import export
     from .documents import read_plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,7 +36,24 @@ StackName = Annotated[
 ]
 Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="Precision of the GEMMs: bf16, fp16, fp8 or fp4.")]
 Inside = Annotated[
-    list[str] | None, typer.Option("--inside", metavar="LEVEL:DIMS", help="Keep groups inside a level: supernode:tp,sp,ep.")
+    list[str] | None, typer.Option("--inside", metavar="LEVEL:DIMS", help="Keep groups inside a level: supernode:tp,sp,ep; none.")
+]
+Free = Annotated[
+    str | None, typer.Option("--free", metavar="N,N,…", help="Devices free in each supernode, where they differ: 384,384,380.")
+]
+Lost = Annotated[
+    list[str] | None,
+    typer.Option("--lost", metavar="N WHAT", help="Plan for what is left: '1 device', '2 servers', '1 supernode'."),
+]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option("--slow", metavar="WHAT:F", help="Runs at a share of its rate: level=scale-out:0.8, device:0.9 (the slowest)."),
+]
+Reserve = Annotated[
+    float | None, typer.Option("--reserve", parser=number, metavar="GIB", help="Memory of every device to leave to others.")
+]
+OffloadTo = Annotated[
+    str | None, typer.Option("--offload-to", metavar="TIER", help="Where offloaded bytes go: host or pool (the supernode's).")
 ]
 Framework = Annotated[str | None, typer.Option("--framework", metavar="NAME", help="Plan for what this framework can express.")]
 FrameworkVersion = Annotated[str | None, typer.Option("--framework-version", metavar="V", help="Its version.")]
@@ -50,6 +68,11 @@ VocabSize = Annotated[
 ExpertImbalance = Annotated[
     float | None,
     typer.Option("--expert-imbalance", parser=number, metavar="F", help="Tokens of the fullest device over the mean."),
+]
+Stages = Annotated[bool, typer.Option("--stages", help="Show every stage: layers, seconds, waiting and memory.")]
+ExpertLoads = Annotated[
+    Path | None,
+    typer.Option("--expert-loads", metavar="FILE", help="Or measured: layer, expert, load, from which it follows for every ep."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")]

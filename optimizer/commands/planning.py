@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,24 +17,36 @@ from .options import (
     Cluster,
     Devices,
     ExpertImbalance,
+    ExpertLoads,
     Framework,
     FrameworkVersion,
+    Free,
     GlobalBatch,
     Inside,
+    Lost,
     MemoryMargin,
     Model,
+    OffloadTo,
     Precision,
     Profile,
     Quiet,
+    Reserve,
     SeqLen,
+    Slow,
     StackName,
+    Stages,
     VocabSize,
     number,
     whole,
 )
+from .placing import measured_imbalance, seating_files
 
 if TYPE_CHECKING:
+    from ...search_spaces.cluster import ClusterSpec
     from ...search_spaces.layout import Layout, Problem
+    from ..deadline import Deadline
+    from ..expert_placement import StepAt
+    from ..leftover import Left
     from ..result import Plan, PricedLayout
     from ..study import Refine
 
@@ -43,9 +56,11 @@ ILLEGAL = "this layout is not legal"
 def plan_command(
     model: Model,
     cluster: Cluster,
-    devices: Devices,
     global_batch: GlobalBatch,
     seq_len: SeqLen,
+    devices: Annotated[
+        int | None, typer.Option("--devices", parser=whole, metavar="N", help="Devices (ranks) of the job; with --free their sum.")
+    ] = None,
     stack: StackName = None,
     precision: Precision = "bf16",
     fix: Annotated[list[str] | None, typer.Option("--fix", metavar="COLUMN=VALUE,…", help="Fix: tp=8,pp=4|8.")] = None,
@@ -54,12 +69,19 @@ def plan_command(
         list[str] | None, typer.Option("--constraint", metavar="RULE", help='Demand: "tp*cp <= 64", "pp == 8 or vpp == 1".')
     ] = None,
     inside: Inside = None,
+    free: Free = None,
+    lost: Lost = None,
+    slow: Slow = None,
+    reserve: Reserve = None,
+    offload_to: OffloadTo = None,
     framework: Framework = None,
     framework_version: FrameworkVersion = None,
     profile: Profile = None,
     objective: Annotated[
         str,
-        typer.Option("--objective", metavar="AIM,…", help="What is made least: step-time, memory, devices, cost, traffic."),
+        typer.Option(
+            "--objective", metavar="AIM,…", help="What is made least: step-time, memory, devices, cost, traffic, goodput."
+        ),
     ] = "step-time",
     device_hour_price: Annotated[
         float | None, typer.Option("--device-hour-price", parser=number, metavar="P", help="Price of a device for an hour.")
@@ -80,7 +102,7 @@ def plan_command(
     engine: Annotated[str, typer.Option("--engine", metavar="NAME", help=f"Search: {', '.join(ENGINES)}.")] = "auto",
     time_limit: Annotated[
         float | None,
-        typer.Option("--time-limit", parser=number, metavar="S", help="Stop the search after S seconds, not what is asked beyond."),
+        typer.Option("--time-limit", parser=number, metavar="S", help="Stop after S seconds with what is answered by then."),
     ] = None,
     top: Annotated[
         int,
@@ -89,10 +111,12 @@ def plan_command(
     memory_margin: MemoryMargin = None,
     vocab_size: VocabSize = None,
     expert_imbalance: ExpertImbalance = None,
+    expert_loads: ExpertLoads = None,
     current: Annotated[
         Path | None, typer.Option("--from", metavar="CURRENT.json", help="What runs now: a plan.json, or a file with tp=8,pp=4,….")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write plan.json and launch files here.")] = None,
+    stages: Stages = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
@@ -105,14 +129,16 @@ def plan_command(
         check_output(out, framework, framework_version)
     from ...search_spaces.inputs import build_problem
     from ..aims import parse_aims
+    from ..deadline import Deadline
     from ..planner import plan
 
     parse_aims(objective, device_hour_price)  # raises, naming what is wrong
-    asked = _refine(refine, trials, hedge_imbalance, hedge_by)
+    asked = refine_asked(refine, trials, hedge_imbalance, hedge_by)
+    machine, given, left = what_is_left(cluster, devices, free, lost or (), slow or ())
     problem = build_problem(
         model,
-        cluster,
-        devices,
+        machine,
+        given,
         global_batch,
         seq_len,
         stack,
@@ -122,12 +148,16 @@ def plan_command(
         fix=",".join(fix or ()),
         forbid=forbid or (),
         constraint=constraint or (),
-        inside=inside or (),
+        inside=() if inside == ["none"] else inside or (),
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
+        measured_imbalance=measured_imbalance(expert_loads, model),
         vocab_size=vocab_size,
+        reserved_gib=reserve,
+        offload_to=offload_to,
     )
     running = None if current is None else _read_running(current, problem)
+    deadline = Deadline.after(time_limit)
     try:
         with Meter(shown=not (quiet or as_json)) as meter:
             found = plan(
@@ -142,17 +172,24 @@ def plan_command(
                 sensitivity=sensitivity,
                 robust=robust,
                 refine=asked,
+                inside_by_default=not inside,
+                left=left,
             )
             if running is not None:
-                found = _with_switch(found, running, profile, meter)
-        notes = () if out is None else _write_plan(found, out, framework, framework_version)
+                found = _with_switch(found, running, profile, meter, deadline)
+        notes = (
+            _cannot_say(found, framework, framework_version)
+            if out is None
+            else _write_plan(found, out, framework, framework_version)
+        )
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
     if found.certificate.status != "optimal" and found.front_certificate is None:
         notes = (f"stopped early: the best layout so far, within {found.certificate.gap:.0%} of the best there can be", *notes)
+    notes = (*found.unanswered, *notes)
     if as_json:
         return Answer(lambda: print(found.to_json()))
-    return Answer(lambda: _render(found, current), () if quiet else notes)
+    return Answer(lambda: _render(found, current, stages, profile), () if quiet else notes)
 
 
 def evaluate_command(
@@ -171,8 +208,14 @@ def evaluate_command(
     framework_version: FrameworkVersion = None,
     profile: Profile = None,
     memory_margin: MemoryMargin = None,
+    offload_to: OffloadTo = None,
     vocab_size: VocabSize = None,
     expert_imbalance: ExpertImbalance = None,
+    stages: Stages = False,
+    expert_loads: ExpertLoads = None,
+    at_imbalance: Annotated[
+        str | None, typer.Option("--at-imbalance", metavar="F,…", help="Show the step at these imbalances of the experts too.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
@@ -180,7 +223,7 @@ def evaluate_command(
     from ...cost_models.profile import load_profile
     from ...search_spaces.inputs import build_problem
     from ..layout_words import complete, parse_layout
-    from ..planner import assumptions, evaluate
+    from ..planner import assumptions, evaluate, schedule_assumptions
 
     given = parse_layout(layout)
     problem = build_problem(
@@ -193,28 +236,35 @@ def evaluate_command(
         precision,
         framework=framework,
         framework_version=framework_version,
-        fix=f"etp={given['etp']}" if "etp" in given else "",  # or else an assumption would fix it to 1
+        # etp, or else an assumption would fix it to 1; offload, since some rules are said only where it is asked for
+        fix=",".join(f"{name}={given[name]}" for name in ("etp", "offload") if name in given),
         inside=inside or (),
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
+        measured_imbalance=measured_imbalance(expert_loads, model),
         vocab_size=vocab_size,
+        offload_to=offload_to,
     )
     try:
         priced, broken = evaluate(problem, complete(problem, given), profile=profile)
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
     said = assumptions(problem, load_profile(problem.cluster.accelerator.name, profile), profile)
+    said = (*said, *schedule_assumptions(problem, priced.layout))
     problem = problem.model_copy(update={"assumptions": said})
+    steps = () if at_imbalance is None else _steps(problem, priced.layout, at_imbalance, profile)
     if broken and as_json:
         return refusal(ILLEGAL, broken, as_json, problem=problem.model_dump(mode="json"), plan=priced.model_dump(mode="json"))
     if as_json:
-        return Answer(lambda: print(_priced_json(problem, priced)))
+        return Answer(lambda: print(_priced_json(problem, priced, steps)))
     return Answer(
-        lambda: _render_layout(problem, priced), sentences(ILLEGAL, broken) if broken else (), NO_LAYOUT if broken else DONE
+        lambda: _render_layout(problem, priced, steps, stages, profile),
+        sentences(ILLEGAL, broken) if broken else (),
+        NO_LAYOUT if broken else DONE,
     )
 
 
-def _refine(refine: bool, trials: int | None, imbalances: str | None, by: str | None) -> Refine | None:
+def refine_asked(refine: bool, trials: int | None, imbalances: str | None, by: str | None) -> Refine | None:
     """What the study of --refine is asked; InputError for options of it without it, or without what they need."""
     given = {"--trials": trials, "--hedge-imbalance": imbalances, "--hedge-by": by}
     if not refine:
@@ -232,12 +282,18 @@ def _refine(refine: bool, trials: int | None, imbalances: str | None, by: str | 
     return Refine(TRIALS if trials is None else trials, _imbalances(imbalances or ""), hedge)
 
 
-def _imbalances(text: str) -> tuple[float, ...]:
+def _steps(problem: Problem, layout: Layout, text: str, profile: str | None) -> tuple[StepAt, ...]:
+    from ..expert_placement import steps_at
+
+    return steps_at(problem, layout, dict.fromkeys(_imbalances(text, "--at-imbalance"), ""), profile)
+
+
+def _imbalances(text: str, flag: str = "--hedge-imbalance") -> tuple[float, ...]:
     """Numbers between commas."""
     try:
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError as error:
-        raise InputError(f"--hedge-imbalance {text!r}: must be numbers with commas between them, as 1.0,1.5,2.0") from error
+        raise InputError(f"{flag} {text!r}: must be numbers with commas between them, as 1.0,1.5,2.0") from error
 
 
 def check_output(directory: Path, framework: str | None, framework_version: str | None) -> None:
@@ -256,6 +312,36 @@ def check_output(directory: Path, framework: str | None, framework_version: str 
             dialect(framework, framework_version)  # raises, naming the versions that it knows
 
 
+def what_is_left(
+    cluster: str, devices: int | None, free: str | None, lost: Sequence[str], slow: Sequence[str]
+) -> tuple[ClusterSpec, int, Left | None]:
+    """The cluster as it runs now, the devices that the job had, and what is left of them, None if that is all of them.
+
+    InputError for what is missing, contradicts itself or leaves nothing.
+    """
+    from ...search_spaces.degraded import DEVICE, after_loss, check_free, parse_free, parse_slow, slowed, supernode_counts
+    from ...search_spaces.inputs import check_devices, load_cluster
+    from ..leftover import Left
+
+    machine, slower = load_cluster(cluster), parse_slow(slow)
+    if free is None and devices is None:
+        raise InputError("devices: say how many with --devices, or what each supernode has with --free")
+    counts = parse_free(free) if free is not None else ()
+    total = devices if devices is not None else sum(counts)
+    check_devices(machine, total)
+    if counts and sum(counts) != total:
+        raise InputError(f"free: {sum(counts)} devices in all, where --devices says {total}; leave one of the two out")
+    counts = counts or supernode_counts(machine, total)
+    check_free(machine, counts)
+    for loss in lost:
+        counts = after_loss(machine, counts, loss)
+    running = slowed(machine, slower)
+    unslowed = slowed(machine, {name: share for name, share in slower.items() if name != DEVICE}) if DEVICE in slower else None
+    if free is None and not lost and unslowed is None:
+        return running, total, None
+    return running, total, Left(counts, total if lost else None, unslowed)
+
+
 def _read_running(path: Path, problem: Problem) -> Layout:
     """The layout of the job that runs now, as it would go on with the problem's devices."""
     from ..switching import carried
@@ -265,63 +351,102 @@ def _read_running(path: Path, problem: Problem) -> Layout:
     return carried(problem, layout, devices)
 
 
-def _with_switch(found: Plan, running: Layout, profile: str | None, meter: Meter) -> Plan:
+def _with_switch(found: Plan, running: Layout, profile: str | None, meter: Meter, deadline: Deadline) -> Plan:
     from ..switching import switch
 
-    switched = switch(found.problem, found, running, profile=profile, progress=lambda share: meter("from what runs now", share))
-    return found.model_copy(update={"switch": switched})
+    def heard(share: float) -> None:
+        meter("from what runs now", share)
+
+    switched = switch(found.problem, found, running, profile=profile, progress=heard, deadline=deadline)
+    said = f"from: stopped after {switched.priced:,} of the layouts that the checkpoint loads into"
+    unanswered = (*found.unanswered, said) if switched.stopped else found.unanswered
+    return found.model_copy(update={"switch": switched, "unanswered": unanswered})
 
 
-def _render(plan: Plan, current: Path | None) -> None:
+def _render(plan: Plan, current: Path | None, stages: bool, profile: str | None) -> None:
     from rich.console import Console
 
     from ..reports.terminal import render
 
     render(plan, Console())
+    if stages:
+        _render_stages(plan.problem, plan.plan, profile)
     if plan.switch is not None:
         from ..reports.switching import render_switch
 
         render_switch(plan, plan.switch, str(current), Console())
 
 
-def _render_layout(problem: Problem, priced: PricedLayout) -> None:
+def _render_layout(problem: Problem, priced: PricedLayout, steps: tuple[StepAt, ...], stages: bool, profile: str | None) -> None:
     from rich.console import Console
 
+    from ..reports.experts import render_steps
     from ..reports.terminal import render_layout
 
     render_layout(problem, priced, Console())
+    if steps:
+        render_steps(steps, Console())
+    if stages:
+        _render_stages(problem, priced, profile)
 
 
-def _priced_json(problem: Problem, priced: PricedLayout) -> str:
-    """The keys of plan.json that one layout has."""
+def _render_stages(problem: Problem, priced: PricedLayout, profile: str | None) -> None:
+    from rich.console import Console
+
+    from ..reports.stages import render_stages
+    from ..step_timeline import step_timeline
+
+    render_stages(step_timeline(problem, priced.layout, profile), priced.memory, Console())
+
+
+def _priced_json(problem: Problem, priced: PricedLayout, steps: tuple[StepAt, ...]) -> str:
+    """The keys of plan.json that one layout has, and its steps at other imbalances of the experts where they were asked for."""
     from importlib.metadata import version
 
     from pydantic_core import to_json
 
     document = {"paraplan": version("paraplan"), "problem": problem, "assumptions": problem.assumptions, "plan": priced}
+    if steps:
+        document["at_imbalance"] = steps
     return to_json(document, indent=2, exclude_none=True, inf_nan_mode="null").decode()
 
 
+def _cannot_say(plan: Plan, framework: str | None, framework_version: str | None) -> tuple[str, ...]:
+    """What a framework that was asked for cannot express of the plan, in sentences: better told now than at its export."""
+    if framework is None:
+        return ()
+    from ..exporters import EXPORTERS, render_if_possible
+
+    return render_if_possible(plan, framework, framework_version)[1] if framework in EXPORTERS else ()
+
+
 def _write_plan(plan: Plan, directory: Path, framework: str | None, framework_version: str | None) -> tuple[str, ...]:
-    """Writes plan.json and the framework's files, all or none; returns what was done, in sentences."""
-    from ..exporters import EXPORTERS, render
+    """Writes plan.json and the framework's files, all or none; returns what was done, in sentences.
+
+    A plan for a framework that was asked for fails with what it cannot express; for the stack's own, the plan is written alone.
+    """
+    from ..exporters import render, render_if_possible
     from ..writing import write_folder
 
-    target = framework or plan.problem.stack.framework
-    files = {"plan.json": plan_json(plan)}
-    if target in EXPORTERS:
-        files |= render(plan, target, framework_version)
+    if framework is None:
+        launch, notes = render_if_possible(plan, plan.problem.stack.framework)
+    else:
+        launch, notes = render(plan, framework, framework_version), ()
+    files = {"plan.json": plan_json(plan), **seating_files(plan), **launch}
     write_folder(directory, files)
-    wrote = f"wrote {', '.join(files)} to {directory}"
-    return (wrote,) if target in EXPORTERS else (wrote, f"no launch files: {target} has no exporter")
+    return (f"wrote {', '.join(files)} to {directory}", *notes)
 
 
 def plan_json(plan: Plan) -> str:
-    """plan.json with its groups, a dimension on one line: thousands of ranks would otherwise take a line each."""
+    """plan.json with its groups and ranks, a dimension on one line: thousands of ranks would otherwise take a line each."""
     import json
 
-    from ..ranks import groups
+    from ..ranks import groups, placement
 
-    lines = ",\n".join(f'    "{name}": {json.dumps(ranks)}' for name, ranks in groups(plan.plan.layout).items())
-    rest = plan.model_copy(update={"groups": None}).to_json().removesuffix("\n}")
-    return f'{rest},\n  "groups": {{\n{lines}\n  }}\n}}\n'
+    layout = plan.plan.layout
+    columns = {name: column.tolist() for name, column in placement(layout, plan.problem.cluster).items() if name != "rank"}
+    rest = plan.model_copy(update={"groups": None, "ranks": None}).to_json().removesuffix("\n}")
+    for key, value in (("groups", groups(layout)), ("ranks", columns)):
+        lines = ",\n".join(f'    "{name}": {json.dumps(entries)}' for name, entries in value.items())
+        rest += f',\n  "{key}": {{\n{lines}\n  }}'
+    return f"{rest}\n}}\n"

@@ -210,19 +210,11 @@ def _given(flag: str, value: Value | None) -> Value:
 
 def _write(plan: Plan, directory: Path, framework_version: str | None) -> tuple[str, ...]:
     """Writes plan.json and, where the framework has an exporter that can say the layout, its files; what was done, in sentences."""
-    from ..exporters import EXPORTERS, render
+    from ..exporters import render_if_possible
     from ..writing import write_folder
 
-    target = plan.problem.stack.framework
-    files = {"plan.json": plan_json(plan)}
-    notes: tuple[str, ...] = ()
-    if target not in EXPORTERS:
-        notes = (f"no launch files: {target} has no exporter",)
-    else:
-        try:
-            files |= render(plan, target, framework_version)
-        except Infeasible as error:
-            notes = (f"no launch files: {error.summary}", *(f"  {reason}" for reason in error.reasons))
+    launch, notes = render_if_possible(plan, plan.problem.stack.framework, framework_version)
+    files = {"plan.json": plan_json(plan), **launch}
     write_folder(directory, files)
     return (f"wrote {', '.join(files)} to {directory}", *notes)
 

@@ -23,6 +23,7 @@ from ...search_spaces.layout import Floats, Ints
 from ...search_spaces.quantities import DERIVED, constants
 from ...search_spaces.rules import rules_over
 from ..search import Found, Search
+from ..solving import deterministic_solver
 from .task import Task
 
 WINDOW = 1024  # frames that the master holds at once
@@ -158,11 +159,7 @@ def _rules_and_frames(space: Space, frames: Places) -> RuleModel:
 
 
 def _solver(seconds: float) -> cp_model.CpSolver:
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
-    solver.parameters.catch_sigint_signal = False
+    solver = deterministic_solver(DETERMINISTIC_LIMIT)
     # The table decides nearly everything: probing it and relaxing it to a linear programme cost more than they save.
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.linearization_level = 0

@@ -11,8 +11,7 @@ from ...cost_models.rows import Rows
 from ...cost_models.step import CostModel, same_shape
 from ...search_spaces.layout import Floats, Layout, LayoutTable, Split
 from ..bounds import least_after, row_bounds_bytes, row_bounds_s
-from ..search import EQUAL
-from ..stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly
+from ..stages import EQUAL, balanced_cuts, best_partitions, default_cuts, partitioned_exactly
 
 
 @dataclass(frozen=True)

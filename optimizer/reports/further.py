@@ -20,6 +20,10 @@ def further_sections(plan: Plan) -> Iterator[RenderableType]:
     """Those of the answers that the plan holds."""
     if plan.front_certificate is not None:
         yield _front(plan.front or (), plan.front_certificate)
+    if plan.goodput is not None:
+        from .sizing import goodput_section
+
+        yield goodput_section(plan.goodput)
     if plan.sensitivity is not None:
         yield _table(plan.sensitivity, plan.plan.layout)
         yield _thresholds(plan.sensitivity, plan.plan.layout)

@@ -21,10 +21,13 @@ from . import wording
 from .comparison import MOST_LOSSES, Comparison, compare
 from .drawing import BAD, DOUBT, EIGHTHS, GOOD, INDENT, LABEL, STRONG, WIDE, bar, grid, print_sections, section, width_of
 from .further import further_sections
+from .supernode import supernode_sections
 
 SHOWN_STAGES = 8
 FOLDED = 0.01
 """Terms of the breakdown below this share of the step are shown together."""
+CUTS_PROVED = 1e-5
+"""Gap below which the cuts of a plan are called the best there are."""
 
 VERDICTS = {"fits": GOOD, "unsure": DOUBT, "oom": BAD}
 LIMIT = "┊"
@@ -43,7 +46,7 @@ def render(plan: Plan, console: Console) -> None:
     """Prints the whole plan."""
     width = width_of(console)
     print_sections(console, _priced(plan.problem, plan.plan, width), width)
-    print_sections(console, [_alternatives(plan, width), *further_sections(plan)], width)
+    print_sections(console, [_alternatives(plan, width), *supernode_sections(plan), *further_sections(plan)], width)
     print_sections(
         console,
         [_certificate(plan.certificate, plan.plan, plan.alternatives, _led_by(plan)), _assumptions(plan.assumptions)],
@@ -94,7 +97,8 @@ def _headline(problem: Problem, priced: PricedLayout) -> Group:
     where = Text(f"cluster {cluster.name} · stack {stack.name} {stack.version} · {work.precision}", style=LABEL)
     if not priced.devices_idle:
         return Group(title, where)
-    return Group(title, where, Text(f"{priced.devices_idle:,} of {problem.devices:,} devices stay idle", style=DOUBT))
+    given = priced.devices_used + priced.devices_idle
+    return Group(title, where, Text(f"{priced.devices_idle:,} of {given:,} devices stay idle", style=DOUBT))
 
 
 def _figures(priced: PricedLayout) -> Table:
@@ -246,20 +250,23 @@ def _others(stages: Sequence[StageMemory], fullest: StageMemory) -> str:
 
 
 def _traffic(problem: Problem, priced: PricedLayout) -> Group:
-    """GiB per used device and step by level and dimension; what lies beyond the supernode is marked."""
+    """GiB per used device and step by level and dimension, and how long that keeps its links in use; what lies beyond the supernode
+    is marked.
+    """
     levels = [level.name for level in problem.cluster.levels if priced.traffic_gib.get(level.name)]
     names = [name for name in TRAFFIC_ORDER if any(priced.traffic_gib[level].get(name) for level in levels)]
     if not names:
         return section("Traffic", Text("none: no two devices talk to each other", style=LABEL))
     order = [level.name for level in problem.cluster.levels]
     outside = order[order.index(problem.cluster.supernode) + 1 :]
-    table = grid("left", *["right"] * (len(names) + 1), gap=2 if len(names) > 5 else 3)
-    table.add_row(Text(), *(Text(name, style=LABEL) for name in (*names, "all")))
+    table = grid("left", *["right"] * (len(names) + 2), gap=2 if len(names) > 5 else 3)
+    table.add_row(Text(), *(Text(name, style=LABEL) for name in (*names, "all", "in use")))
     for level in levels:
         found = priced.traffic_gib[level]
         cells = [wording.amount(found.get(name, 0.0)) if found.get(name) else wording.NONE for name in names]
         total = Text(wording.amount(sum(found.values())), style=STRONG)
-        table.add_row(Text(level), *map(Text, cells), total)
+        used = wording.percent(priced.level_utilisation[level]) if level in priced.level_utilisation else wording.NONE
+        table.add_row(Text(level), *map(Text, cells), total, Text(used))
     share = f"GiB per device and step; {wording.percent(priced.cross_supernode_share)} leaves the supernode"
     share += f" ({', '.join(level for level in levels if level in outside)})" if set(levels) & set(outside) else ""
     return section("Traffic", table, note=Text(share, style=LABEL))
@@ -331,10 +338,23 @@ def _certificate(certificate: Certificate, priced: PricedLayout, others: Sequenc
         f"{wording.count(certificate.legal, 'legal layout')}: {certificate.scored:,} scored, {certificate.cut_by_bound:,} {left}, "
         f"{certificate.cut_by_memory:,} cut by memory, in {wording.seconds(certificate.seconds)}."
     )
-    body = [Text(f"{verdict} {counts}")]
+    body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate, priced.step_time_s))]
     body += [Text(sentence) for sentence in _simulated(priced, others)]
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
     return section("Certificate", *body, note=Text(certificate.status, style=GOOD if optimal else DOUBT))
+
+
+def _cuts(certificate: Certificate, step_s: float) -> Iterator[str]:
+    """What other ways to cut the plan's layers into chunks could gain."""
+    if certificate.cuts_gap is None or certificate.cuts_lower_bound_s is None:
+        return
+    if certificate.cuts_gap < CUTS_PROVED:
+        yield "No other way to cut this layout's layers is faster (CP-SAT)."
+        return
+    gap = wording.percent(certificate.cuts_gap)
+    yield f"Other cuts of this layout's layers, outside the space, could make it {gap} faster at most."
+    if certificate.cuts_found_s is not None and (less := 1.0 - certificate.cuts_found_s / step_s) > CUTS_PROVED:
+        yield f"Moving blocks is known to make it {wording.percent(less)} faster (--refine)."
 
 
 def _simulated(priced: PricedLayout, others: Sequence[PricedLayout]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -256,7 +257,12 @@ def _bare(cells: Sequence[str]) -> list[str]:
 
 def _worst_line(outcome: Outcome) -> tuple[str, ...]:
     predicted, measured = outcome.predicted_step_time_s or 0.0, outcome.measured_step_time_s or 1.0
-    return outcome.run.id, f"{predicted / measured:.2f}", f"{predicted:.3g} s", f"{measured:.3g} s"
+    return outcome.run.id, _ratio(predicted / measured), f"{predicted:.3g} s", f"{measured:.3g} s"
+
+
+def _ratio(value: float) -> str:
+    """Two decimals, or two significant figures where those would be zeros or a long number."""
+    return f"{value:.2f}" if 0.1 <= value < 100 else np.format_float_positional(float(f"{value:.2g}"), trim="-")
 
 
 def _short(reason: str | None) -> str:

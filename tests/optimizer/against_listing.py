@@ -16,7 +16,7 @@ from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.layout import Problem
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the oracle lies beside this file
-from brute_force import legal_layouts, price_everything, tiny_problem, with_memory
+from brute_force import Priced, chosen_by_frame, legal_layouts, price_everything, tiny_problem, with_memory
 
 TOP = 3
 LARGEST = 200  # layouts of a problem that are still quick to list
@@ -57,15 +57,18 @@ def compared(problem: Problem) -> Comparison:
     for usable in (1e12, float(np.quantile(least_bytes, SCARCE)) * 1.0005):
         limited = with_memory(problem, usable)
         model = CostModel(limited, profile)
-        found += _differences(Search(Space(limited), model, top=TOP), everything.best_by_frame(model.usable_bytes)[:TOP])
+        found += _differences(Search(Space(limited), model, top=TOP), chosen_by_frame(model, layouts, TOP), everything)
     return Comparison(problem, counted, tuple(found))
 
 
-def _differences(search: Search, listed: list[float]) -> Iterator[str]:
+def _differences(search: Search, listed: list[float], everything: Priced) -> Iterator[str]:
     found = search.run()
     times = [candidate.step_time_s for candidate in found.best]
     if len(times) != len(listed) or not np.allclose(times, listed, rtol=RELATIVE, atol=0.0):
         yield f"the search finds {times}, listing finds {listed}"
+    best = everything.best_by_frame(search.model.usable_bytes)
+    if bool(best) != bool(times) or (best and times[0] < best[0] * (1.0 - RELATIVE)):
+        yield f"the search finds {times[:1]}, the best of all partitions takes {best[:1]}"
     counts = found.counts
     if counts.legal != counts.scored + counts.cut_by_bound + counts.cut_by_memory:
         yield f"the counts do not add up: {counts}"

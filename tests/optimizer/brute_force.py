@@ -15,7 +15,7 @@ from itertools import combinations, product
 import numpy as np
 import numpy.typing as npt
 from paraplan.cost_models.step import CostModel, same_shape
-from paraplan.optimizer.stages import balanced_cuts
+from paraplan.optimizer.stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
 from paraplan.search_spaces.flags import parse_constraint
 from paraplan.search_spaces.inputs import load_cluster, load_stack
@@ -388,6 +388,29 @@ class Priced:
             frame = tuple(getattr(layout, name) for name in FRAME)
             best[frame] = min(best.get(frame, np.inf), float(self.step_time_s[row]))
         return sorted(best.values())
+
+
+def chosen_by_frame(model: CostModel, layouts: list[Layout], top: int) -> list[float]:
+    """Least step time of the `top` frames when their layouts are cut as the space says, fastest first; frames that fit nowhere are
+    left out.
+
+    1F1B by `best_partitions` under the device's memory where the stack can be told cuts, anything else by the one cut of its rule.
+    """
+    problem, table = model.problem, LayoutTable.from_layouts(layouts)
+    rows, step_s = model.rows(table), np.full(len(layouts), np.inf)
+    for members in same_shape(table, depth=True):
+        part = rows.take(members)
+        if partitioned_exactly(problem, part.table).all():
+            found = best_partitions(model, part, np.full(len(members), np.inf), model.usable_bytes)
+            step_s[members] = found.time_s + problem.stack.step_overhead_s.value
+            continue
+        priced = model.price_cuts(part, default_cuts(model, part))
+        step_s[members] = np.where(priced.fits, priced.step_time_s, np.inf)
+    best: dict[tuple[int, ...], float] = {}
+    for layout, seconds in zip(layouts, step_s.tolist(), strict=True):
+        frame = tuple(getattr(layout, name) for name in FRAME)
+        best[frame] = min(best.get(frame, np.inf), seconds)
+    return sorted(seconds for seconds in best.values() if np.isfinite(seconds))[:top]
 
 
 def settings(problem: Problem, layout: Layout) -> int:

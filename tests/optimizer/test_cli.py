@@ -194,8 +194,12 @@ def test_a_plan_that_the_framework_cannot_express_writes_nothing(
 ) -> None:
     exporters = importlib.import_module("paraplan.optimizer.exporters")
     monkeypatch.setattr(exporters, "render", answers(Infeasible("megatron-lm cannot express dualpipe")))
-    assert main(["plan", model, *JOB, "--out", str(tmp_path / "out")]) == 1
+    assert main(["plan", model, *JOB, "--framework", "megatron-lm", "--out", str(tmp_path / "out")]) == 1
     assert not (tmp_path / "out").exists()
+    assert main(["plan", model, *JOB, "--out", str(tmp_path / "out")]) == 0, (
+        "of the stack's own framework, the plan without its launch files"
+    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"plan.json", "hostfile"}
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------------------
@@ -229,7 +233,6 @@ BAD = [
     ([*PLAN, "--inside", "galaxy:tp"], "galaxy"),
     ([*PLAN, "--framework", "no-such-framework"], "no-such-framework"),
     ([*PLAN, "--framework-version", "0.16"], "framework"),
-    ([*PLAN, "--objective", "goodput"], "step-time"),
     ([*PLAN, "--engine", "guess"], "bnb"),
     ([*PLAN, "--top", "0"], "--top"),
     ([*PLAN, "--time-limit", "0"], "--time-limit"),

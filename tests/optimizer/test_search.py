@@ -18,7 +18,7 @@ from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
 from paraplan.search_spaces.rules import violations
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the oracle lies beside them
-from brute_force import legal_layouts, price_everything, random_problem, settings, with_memory
+from brute_force import chosen_by_frame, legal_layouts, price_everything, random_problem, settings, with_memory
 
 GROUPS, SEEDS_PER_GROUP, TOP = 18, 3, 3
 LARGEST = 1200  # layouts of a problem that are still quick to list
@@ -50,10 +50,13 @@ def test_search_finds_what_listing_everything_finds(group: int) -> None:
         # Ample memory, room for a third of the layouts, room for the leanest alone, and a little too little for any.
         for usable in (1e12, *np.quantile(least_bytes, [0.3, 0.0]) * 1.0005, least_bytes.min() * 0.9995):
             limited = with_memory(problem, usable)
-            best = everything.best_by_frame(CostModel(limited).usable_bytes)
+            best = chosen_by_frame(CostModel(limited), layouts, TOP)
+            of_all = everything.best_by_frame(CostModel(limited).usable_bytes)
+            assert len(best) == min(len(of_all), TOP)
+            assert (np.array(best) >= np.array(of_all[: len(best)]) * (1.0 - 1e-9)).all()
             found = searched(limited)
             times = [candidate.step_time_s for candidate in found.best]
-            assert times == pytest.approx(best[:TOP], rel=1e-9, abs=0)
+            assert times == pytest.approx(best, rel=1e-9, abs=0)
             counts = found.counts
             assert counts.legal == counts.scored + counts.cut_by_bound + counts.cut_by_memory == legal
             assert min(counts.scored, counts.cut_by_bound, counts.cut_by_memory) >= 0

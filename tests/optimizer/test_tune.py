@@ -194,7 +194,12 @@ def test_ask_writes_plan_and_script_and_the_commands_round_trip(
     assert main(["tune", "ask", model, *JOB, *where, "-o", str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["trial"] == 0
-    assert sorted(path.name for path in (out / "trial-0").iterdir()) == ["megatron-lm.sh", "plan.json"]
+    assert sorted(path.name for path in (out / "trial-0").iterdir()) == [
+        "hosts.csv",
+        "megatron-lm.md",
+        "megatron-lm.sh",
+        "plan.json",
+    ]
     assert json.loads((out / "trial-0" / "plan.json").read_text())["plan"]["layout"] == document["plan"]["layout"]
     assert main(["tune", "ask", *where, "--again", "0", "-o", str(tmp_path / "more"), "--quiet"]) == 0
     assert "trial 0" in capsys.readouterr().out.lower()

@@ -1,0 +1,271 @@
+"""The experts of a plan's layout placed from measured loads, layer by layer, and what that is worth in step time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
+from typing import Literal
+
+import numpy as np
+
+from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.errors import InputError
+from ..search_spaces.layer_kinds import MoeMlp
+from ..search_spaces.layout import Floats, Ints, Layout, Problem
+from ..search_spaces.model import ModelSpec
+from .expert_loads import ExpertLoads
+from .expert_model import Site
+from .experts import (
+    TOLERANCE,
+    by_longest_first,
+    copies_across,
+    imbalance,
+    in_order,
+    logical_to_physical,
+    most_copies,
+    pairs_apart,
+    physical_to_logical,
+    place,
+    placement_bound,
+)
+from .ranks import devices_per_supernode, groups
+from .result import Result
+
+STEPS_AT = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)
+"""Imbalances that the step time is shown for beside the measured ones."""
+ASSUMED = "assumed by the plan"
+MOST_IMBALANCE = 1000
+PROVEN = 1e-6
+"""Gap below which a placement is called optimal."""
+
+
+class LayerPlacement(Result):
+    """One layer: load of the fullest rank over the mean in today's order, by longest processing time first (without regard for
+    routing groups), as placed, and the least that any placement can have.
+
+    `gap` is how far the placed one is above that bound, as a share. `across` and `today_across` are the shares that cross
+    supernodes, `worst_window` and `today_worst_window` the imbalance in the worst of several windows that were measured.
+    """
+
+    layer: int
+    today: float
+    longest_first: float
+    placed: float
+    bound: float
+    gap: float
+    status: Literal["optimal", "feasible"]
+    today_across: float
+    across: float
+    today_worst_window: float | None = None
+    worst_window: float | None = None
+
+
+class StepAt(Result):
+    """The layout's step time if the fullest rank receives `imbalance` times the mean; `of` says whose imbalance it is."""
+
+    imbalance: float
+    step_time_s: float
+    of: str = ""
+
+
+class ExpertMap(Result):
+    """Physical experts, ranks in order and `slots_per_rank` on each, and logical ones, layer by layer, as EPLB returns them.
+
+    `logical_to_physical_map` is filled up with -1; `expert_count` is how many copies of an expert there are.
+    """
+
+    layers: tuple[int, ...]
+    logical_experts: int
+    physical_experts: int
+    ranks: int
+    slots_per_rank: int
+    physical_to_logical_map: tuple[list[int], ...]
+    logical_to_physical_map: tuple[list[list[int]], ...]
+    expert_count: tuple[list[int], ...]
+
+
+class ExpertPlacement(Result):
+    """Where the experts go. `across_is` says what the shares that cross supernodes are shares of."""
+
+    paraplan: str
+    model: str
+    ep: int
+    supernodes: int
+    redundant: int
+    groups_kept: int
+    across_is: str
+    today: float
+    placed: float
+    layers: tuple[LayerPlacement, ...]
+    steps: tuple[StepAt, ...]
+    assumptions: tuple[str, ...]
+    map: ExpertMap
+
+
+def place_experts(
+    problem: Problem,
+    layout: Layout,
+    loads: ExpertLoads,
+    pairs: Mapping[int, Floats] | None = None,
+    redundant: int = 0,
+    profile: str | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> ExpertPlacement:
+    """Places every measured layer's experts on the EP ranks of a layout, and prices the layout before and after.
+
+    InputError where the layout has no EP ranks to choose between, or experts and copies do not fill them evenly.
+    """
+    moe, where = expert_site(problem, layout, redundant)
+    found: list[LayerPlacement] = []
+    slots: list[Ints] = []
+    for done, (layer, windows) in enumerate(loads.layers.items()):
+        if progress is not None:
+            progress("placing experts", done / len(loads.layers))
+        own = None if pairs is None else pairs.get(layer)
+        placed, record = _layer(layer, windows, where, own)
+        slots.append(placed)
+        found.append(record)
+    today, after = (float(np.mean([getattr(each, name) for each in found])) for name in ("today", "placed"))
+    return ExpertPlacement(
+        paraplan=version("paraplan"),
+        model=problem.model.name,
+        ep=layout.ep,
+        supernodes=len(where.spans),
+        redundant=redundant,
+        groups_kept=moe.routing_groups if where.units > 1 else 0,
+        across_is=_across_is(where, pairs),
+        today=today,
+        placed=after,
+        layers=tuple(found),
+        steps=steps_at(problem, layout, {**dict.fromkeys(STEPS_AT, ""), today: "today", after: "placed"}, profile),
+        assumptions=tuple(_assumed(moe, where, pairs)),
+        map=_map(tuple(loads.layers), slots, moe.experts, layout.ep),
+    )
+
+
+def expert_site(problem: Problem, layout: Layout, redundant: int = 0) -> tuple[MoeMlp, Site]:
+    """The experts of the model, and the ranks of the EP group that touches most supernodes. InputError if there is no choice."""
+    moe = moe_of(problem.model)
+    if layout.ep == 1:
+        raise InputError("experts: the plan has ep = 1, so every device holds all experts and there is nothing to place")
+    slots = moe.experts + redundant
+    units = Site(_supernodes(problem.cluster, layout), moe.top_k, redundant, moe.routing_groups, moe.routing_groups_topk)
+    if slots % layout.ep:
+        raise InputError(
+            f"--redundant {redundant}: {moe.experts} experts and {redundant} copies do not fill {layout.ep} ranks evenly; "
+            f"{redundant // layout.ep * layout.ep} or {-(-redundant // layout.ep) * layout.ep} copies do"
+        )
+    most = moe.experts * (layout.ep // units.units - 1)
+    if not 0 <= redundant <= most:
+        raise InputError(f"--redundant {redundant}: must be from 0 to {most}, copies of an expert being on different ranks")
+    return moe, units
+
+
+def moe_of(model: ModelSpec) -> MoeMlp:
+    """The model's routed experts. InputError if it has none, or layers with different numbers of them."""
+    found = {kind.mlp for kind in model.kinds.values() if isinstance(kind.mlp, MoeMlp)}
+    counts = sorted({mlp.experts for mlp in found})
+    if not found:
+        raise InputError(f"experts: {model.name} has no experts")
+    if len(counts) > 1:
+        raise InputError(f"experts: layers of {model.name} have {' and '.join(map(str, counts))} experts; only one number works")
+    return min(found, key=lambda mlp: mlp.model_dump_json())
+
+
+def steps_at(problem: Problem, layout: Layout, named: Mapping[float, str], profile: str | None = None) -> tuple[StepAt, ...]:
+    """The layout's step time at the problem's own imbalance of the experts and at others, each with its name, least first.
+
+    InputError for an imbalance that none can be, or a model without experts.
+    """
+    from .planner import evaluate
+
+    moe_of(problem.model)
+    own = problem.workload.imbalance_at(layout.ep)
+    points = {round(at, 4): (at, of) for at, of in sorted(named.items(), key=lambda item: item[1])}  # a name before none
+    points[round(own, 4)] = (own, points.get(round(own, 4), (own, ""))[1] or ASSUMED)
+    found = []
+    for _, (at, of) in sorted(points.items()):
+        if not 1 <= at <= MOST_IMBALANCE:
+            raise InputError(f"expert imbalance {at:g}: must be from 1, every device as full as the others, to {MOST_IMBALANCE:,}")
+        workload = problem.workload.model_copy(update={"expert_imbalance": at, "imbalance_shape": {}})
+        priced, _ = evaluate(problem.model_copy(update={"workload": workload}), layout, profile=profile)
+        found.append(StepAt(imbalance=at, step_time_s=priced.step_time_s, of=of))
+    return tuple(found)
+
+
+def _supernodes(cluster: ClusterSpec, layout: Layout) -> Ints:
+    """Supernode of every rank of the EP group that touches most of them, counted from 0, (ep,)."""
+    homes = np.sort(np.array(groups(layout)["ep"]) // devices_per_supernode(cluster, layout.devices), axis=1)
+    most = int(np.argmax((np.diff(homes, axis=1) > 0).sum(axis=1)))
+    return np.unique(homes[most], return_inverse=True)[1]
+
+
+def _layer(layer: int, windows: Floats, where: Site, pairs: Floats | None) -> tuple[Ints, LayerPlacement]:
+    loads: Floats = windows.sum(axis=0)
+    today = in_order(len(loads), where.ranks)
+    found = place(loads, where, pairs)
+    mean = float(loads.sum()) / where.ranks
+    bound = min(placement_bound(loads, where), found.bound) if found.gap > PROVEN else found.bound
+    gap = max(0.0, found.fullest / bound - 1.0)
+    worst = [max(imbalance(window, slots, where.ranks) for window in windows) for slots in (today, found.slots)]
+    return found.slots, LayerPlacement(
+        layer=layer,
+        today=imbalance(loads, today, where.ranks),
+        longest_first=imbalance(loads, by_longest_first(loads, where), where.ranks),
+        placed=found.fullest / mean,
+        bound=bound / mean,
+        gap=gap,
+        status="optimal" if gap <= PROVEN else "feasible",
+        today_across=_across(loads, today, where, pairs),
+        across=_across(loads, found.slots, where, pairs),
+        today_worst_window=worst[0] if len(windows) > 1 else None,
+        worst_window=worst[1] if len(windows) > 1 else None,
+    )
+
+
+def _across(loads: Floats, slots: Ints, where: Site, pairs: Floats | None) -> float:
+    return copies_across(loads, slots, where) if pairs is None else pairs_apart(pairs, slots, where.supernodes)
+
+
+def _across_is(where: Site, pairs: Mapping[int, Floats] | None) -> str:
+    if len(where.spans) == 1:
+        return "nothing: the EP group lies within one supernode"
+    if pairs is not None:
+        return "pairs of experts that a token chose together, apart where they sit in different supernodes"
+    return "the copies of a token that go to its experts, sent once to every other supernode that has one of them"
+
+
+def _assumed(moe: MoeMlp, where: Site, pairs: Mapping[int, Floats] | None) -> Iterable[str]:
+    yield "a copy of an expert receives an equal part of its load, and copies of one expert sit on different ranks"
+    yield "step times take the mean over layers of the imbalance, and traffic between supernodes as the plan has it"
+    if where.redundant:
+        share = where.redundant / moe.experts
+        yield f"weights, gradients and states of the copies, {share:.1%} more of the experts', are not in the price, nor in memory"
+    if len(where.spans) == 1:
+        return
+    if moe.routing_groups > 1 and where.units == 1:
+        spans = ", ".join(map(str, where.spans))
+        yield (
+            f"the {moe.routing_groups} routing groups are not kept together: they do not come out whole on supernodes of {spans} "
+            f"ranks with {where.redundant} copies"
+        )
+    if moe.routing_groups > 1 and where.units > 1:
+        yield f"each of the {moe.routing_groups} routing groups stays together, for which LPT has no regard"
+    if pairs is not None and (where.redundant or 1 < where.units < len(where.spans)):
+        yield "what tokens choose together moves no expert: copies, or groups wider than a supernode, are in the way"
+    elif pairs is not None:
+        yield f"of placements whose fullest rank is within {TOLERANCE:.1%} of the least, one with fewer pairs apart is taken"
+
+
+def _map(layers: tuple[int, ...], slots: list[Ints], experts: int, ranks: int) -> ExpertMap:
+    most = most_copies(slots)
+    return ExpertMap(
+        layers=layers,
+        logical_experts=experts,
+        physical_experts=len(slots[0]),
+        ranks=ranks,
+        slots_per_rank=len(slots[0]) // ranks,
+        physical_to_logical_map=tuple(physical_to_logical(each) for each in slots),
+        logical_to_physical_map=tuple(logical_to_physical(each, experts, most) for each in slots),
+        expert_count=tuple(np.bincount(each, minlength=experts).tolist() for each in slots),
+    )

@@ -1,0 +1,164 @@
+"""Where every rank runs, as files that launchers read: a host file in the order of NODE_RANK and HCCL's rank table.
+
+The rank table follows the CANN documentation of HCCL: version "1.0" lists servers, their devices and rank_id (Atlas A2); "1.2" adds
+super_pod_list and super_device_id (Atlas A3 in supernodes). Numbers are written as text, as they are there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.errors import InputError
+from ..search_spaces.layout import Ints, Layout
+from .ranks import placement
+
+TABLE_VERSIONS = {"ascend-910b": "1.0", "ascend-910c-die": "1.2"}
+"""Version of the rank table by accelerator, where its form is documented."""
+FORM = "ADDRESS SUPERNODE [DEVICE_IP,… [SUPER_DEVICE_ID,…]]"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A server: its address, the supernode it stands in, and what the rank table says of its devices where that is known."""
+
+    address: str
+    supernode: str
+    device_ips: tuple[str, ...] = ()
+    super_device_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The servers of a job in the order of NODE_RANK, the columns of its ranks, and servers that it leaves free."""
+
+    hosts: tuple[Host, ...]
+    columns: Mapping[str, Ints]
+    spare: tuple[Host, ...] = ()
+
+    @property
+    def slots(self) -> list[int]:
+        """Ranks of every server."""
+        slots: list[int] = np.bincount(self.columns["host"]).tolist()
+        return slots
+
+
+def seats(layout: Layout, cluster: ClusterSpec, given: Sequence[Host] | None = None) -> Seats:
+    """Gives every server of the job a host: of those `given`, or made-up names that say where it has to stand.
+
+    Supernodes are taken in the order in which they are given, each for one part of the job that it can hold whole; what it has
+    left stays free. InputError where none can, or where the devices listed for a server are not as many as the job runs there.
+    """
+    columns = placement(layout, cluster)
+    first = columns["device"] == 0
+    homes = columns["supernode"][first]
+    needs = np.bincount(homes).tolist()
+    if given is None:
+        names = [Host(f"supernode-{home}-server-{i}", str(home)) for home, need in enumerate(needs) for i in range(need)]
+        return Seats(tuple(names), columns)
+    shelves: dict[str, list[Host]] = {}
+    for host in given:
+        shelves.setdefault(host.supernode, []).append(host)
+    chosen: list[Host] = []
+    for need in sorted(needs, reverse=True):
+        shelf = next((name for name, hosts in shelves.items() if len(hosts) >= need), None)
+        if shelf is None:
+            most = max((len(hosts) for hosts in shelves.values()), default=0)
+            raise InputError(
+                f"hosts: a supernode of the job takes {need} servers, and of the supernodes that are left the largest has {most}; "
+                f"the job needs {', '.join(map(str, needs))} servers in {len(needs)} supernodes"
+            )
+        chosen += shelves.pop(shelf)[:need]
+    used = {host.address for host in chosen}
+    found = Seats(tuple(chosen), columns, tuple(host for host in given if host.address not in used))
+    for host, slots in zip(chosen, found.slots, strict=True):
+        for name, values in (("device addresses", host.device_ips), ("super device ids", host.super_device_ids)):
+            if values and len(values) != slots:
+                raise InputError(f"hosts: {host.address} lists {len(values)} {name}, and the job runs {slots} ranks on it")
+    return found
+
+
+def read_hosts(text: str, source: str) -> tuple[Host, ...]:
+    """Servers, one a line, as FORM; blank lines and those that start with # are passed over. InputError names the line."""
+    hosts: list[Host] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
+            continue
+        if not 2 <= len(fields) <= 4:
+            raise InputError(f"{source}: line {number} has {len(fields)} fields; write {FORM}")
+        lists = [tuple(field.split(",")) for field in fields[2:]]
+        hosts.append(Host(fields[0], fields[1], *lists))
+    twice = [address for address, times in Counter(host.address for host in hosts).items() if times > 1]
+    if twice:
+        raise InputError(f"{source}: {twice[0]} is listed twice; a server stands in one place")
+    if not hosts:
+        raise InputError(f"{source}: names no server; write one a line, as {FORM}")
+    return tuple(hosts)
+
+
+def host_file(seated: Seats) -> str:
+    """Servers and their slots in the order of NODE_RANK, supernode by supernode, as Open MPI and DeepSpeed read it."""
+    homes = seated.columns["supernode"][seated.columns["device"] == 0]
+    lines = ["# NODE_RANK is the place in this list, from 0; servers of one supernode follow each other"]
+    last = -1
+    for host, home, slots in zip(seated.hosts, homes.tolist(), seated.slots, strict=True):
+        if home != last:
+            lines.append(f"# supernode {home}" + (f": {host.supernode}" if host.supernode != str(home) else ""))
+            last = home
+        lines.append(f"{host.address} slots={slots}")
+    lines += [f"# spare: {host.address}" for host in seated.spare]
+    return "\n".join(lines) + "\n"
+
+
+def rank_table(seated: Seats, cluster: ClusterSpec) -> str | None:
+    """HCCL's rank table (JSON), or None where the accelerator's form of it is not documented.
+
+    `device_ip` and `super_device_id` are what the machine says they are: without them the fields are left out.
+    """
+    version = TABLE_VERSIONS.get(cluster.accelerator.name)
+    if version is None:
+        return None
+    ranks = np.split(seated.columns["rank"], np.flatnonzero(np.diff(seated.columns["host"])) + 1)
+    servers = [_server(host, own.tolist(), version) for host, own in zip(seated.hosts, ranks, strict=True)]
+    lines = ",\n".join(f"    {json.dumps(server)}" for server in servers)
+    head = f'{{\n  "version": "{version}",\n  "server_count": "{len(servers)}",\n  "server_list": [\n{lines}\n  ]'
+    pods = "" if version == "1.0" else f',\n  "super_pod_list": [\n{_pods(seated)}\n  ]'
+    return f'{head}{pods},\n  "status": "completed"\n}}\n'
+
+
+def missing(seated: Seats, cluster: ClusterSpec) -> tuple[str, ...]:
+    """Fields of the rank table that have to be filled in before it is used."""
+    version = TABLE_VERSIONS.get(cluster.accelerator.name)
+    if version is None:
+        return ()
+    wanted = [("device_ip", all(host.device_ips for host in seated.hosts))]
+    if version == "1.2":
+        wanted.append(("super_device_id", all(host.super_device_ids for host in seated.hosts)))
+    return tuple(name for name, there in wanted if not there)
+
+
+def _server(host: Host, ranks: Sequence[int], version: str) -> dict[str, object]:
+    devices = []
+    for index, rank in enumerate(ranks):
+        device = {"device_id": str(index)}
+        if host.device_ips:
+            device["device_ip"] = host.device_ips[index]
+        if version == "1.2" and host.super_device_ids:
+            device["super_device_id"] = host.super_device_ids[index]
+        devices.append({**device, "rank_id": str(rank)})
+    return {"server_id": host.address, "device": devices}
+
+
+def _pods(seated: Seats) -> str:
+    homes = seated.columns["supernode"][seated.columns["device"] == 0]
+    pods = []
+    for home in np.unique(homes).tolist():
+        hosts = [seated.hosts[index] for index in np.flatnonzero(homes == home)]
+        pods.append({"super_pod_id": hosts[0].supernode, "server_list": [{"server_id": host.address} for host in hosts]})
+    return ",\n".join(f"    {json.dumps(pod)}" for pod in pods)

@@ -1,0 +1,86 @@
+"""Sections on what a plan's supernodes make of it: its topology rule's cost, devices left idle, the price of reserved memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..result import Plan
+from ..supernode_result import DevicesLeft, InsideCost, LeftOption, ReservePrice
+from . import wording
+from .drawing import DOUBT, GOOD, LABEL, STRONG, grid, section
+from .further import degrees
+
+
+def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
+    """Those that the plan has something to say about."""
+    if plan.inside is not None and (plan.inside.given or not plan.inside.kept or plan.inside.without is not None):
+        yield _inside(plan.inside)
+    if plan.devices_left is not None:
+        yield _left(plan.devices_left)
+    if plan.reserve is not None:
+        yield _reserve(plan.reserve)
+
+
+def _inside(cost: InsideCost) -> Group:
+    """What keeping groups inside levels costs, and what would be faster without."""
+    kept = "kept" if cost.kept else "nothing that keeps it fits"
+    lines = [Text.assemble(("rule ", LABEL), (cost.rule, STRONG), f"   {kept}{'' if cost.given else ', by default'}")]
+    if cost.without is None:
+        lines.append(Text("it costs nothing: the best layout without it keeps to it", style=GOOD))
+    else:
+        with_s, without_s = wording.seconds(cost.step_time_s), wording.seconds(cost.step_time_without_s)
+        lines.append(
+            Text.assemble(("it costs ", LABEL), (f"{cost.slower:.1%}", DOUBT), f"   {with_s} against {without_s} without it:")
+        )
+        lines.append(Text(degrees(cost.without)))
+    if not cost.proved:
+        lines.append(Text("not proved: the time limit ended a search", style=DOUBT))
+    return section("What the topology rule costs", *lines)
+
+
+def _left(left: DevicesLeft) -> Group:
+    """How many devices the job has, what it does with them, and the other ways to go on."""
+    counts = Counter(left.free)
+    free = ", ".join(f"{units:,} × {size:,}" for size, units in counts.items())
+    idle = f"{left.used:,} used, {left.idle:,} idle" if left.idle else f"all {left.used:,} used"
+    table = grid("wrap", "right", "right", "wrap")
+    table.add_row(*(Text(text, style=LABEL) for text in ("ways to go on", "step", "idle", "layout")))
+    for option in (*left.options, *((left.whole,) if left.whole else ())):
+        table.add_row(*_row(option, left.options))
+    head = Text.assemble(("free in supernodes ", LABEL), free, f"   {idle}")
+    return section("Devices left", head, Text(), table)
+
+
+def _row(option: LeftOption, options: Sequence[LeftOption]) -> tuple[Text, Text, Text, Text]:
+    style = STRONG if option is options[0] else ""
+    if option.step_time_s is None or option.layout is None:
+        return Text(option.words), Text("–"), Text("–"), Text("nothing fits")
+    idle = f"{option.devices_idle:,}"
+    return (
+        Text(option.words, style=style),
+        Text(wording.seconds(option.step_time_s), style=style),
+        Text(idle),
+        Text(degrees(option.layout)),
+    )
+
+
+def _reserve(price: ReservePrice) -> Group:
+    """Seconds that the last GiB of the reserve costs, and that one more would."""
+    table = grid("right", "right", "wrap")
+    table.add_row(*(Text(text, style=LABEL) for text in ("reserved", "step", "each GiB")))
+    less = price.reserved_gib - price.step_gib
+    if price.less_s is not None:
+        table.add_row(Text(wording.gib(less)), Text(wording.seconds(price.less_s)), Text())
+    paid = "" if price.price_s_per_gib is None else f"{price.price_s_per_gib * 1e3:.0f} ms for the last"
+    table.add_row(
+        Text(wording.gib(price.reserved_gib), style=STRONG), Text(wording.seconds(price.step_time_s), style=STRONG), Text(paid)
+    )
+    more = Text("nothing fits") if price.more_s is None else Text(wording.seconds(price.more_s))
+    next_gib = "" if price.next_s_per_gib is None else f"{price.next_s_per_gib * 1e3:.0f} ms for one more"
+    table.add_row(Text(wording.gib(price.reserved_gib + price.step_gib)), more, Text(next_gib))
+    doubt = [] if price.proved else [Text("not proved: the time limit ended a search", style=DOUBT)]
+    return section("Reserved memory", table, *doubt)

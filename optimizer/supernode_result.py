@@ -1,0 +1,76 @@
+"""What a plan says of its supernodes: what a rule costs, what lost devices leave, what a reserve takes."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from ..search_spaces.layout import Layout
+
+
+class Record(BaseModel):
+    """Base of the records of this module."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InsideCost(Record):
+    """The best step with groups kept inside levels as `rule` says, and without that.
+
+    `given`: by the user, else by default; a default one that nothing which fits meets is not `kept`. `slower` is the plan's share
+    above the best without the rule, which is `without`, None where the plan is. `proved`: both were searched to the end.
+    """
+
+    rule: str
+    given: bool
+    kept: bool = True
+    step_time_s: float
+    step_time_without_s: float
+    slower: float
+    without: Layout | None = None
+    proved: bool
+
+
+class LeftOption(Record):
+    """A way to go on: how many devices it is planned for, how many of them the best layout uses, and its step.
+
+    No figures where nothing fits, or nothing faster than the chosen one was found.
+    """
+
+    words: str
+    devices: int
+    per_supernode: int
+    devices_used: int | None = None
+    devices_idle: int | None = None
+    step_time_s: float | None = None
+    layout: Layout | None = None
+
+
+class DevicesLeft(Record):
+    """What the job has and what it makes of it: `free` devices in each supernode, `idle` of them in the plan.
+
+    `options` were compared, the plan's first; `whole` is the job without losses, as a spare would keep it.
+    """
+
+    free: tuple[int, ...]
+    devices: int
+    used: int
+    idle: int
+    options: tuple[LeftOption, ...]
+    whole: LeftOption | None = None
+
+
+class ReservePrice(Record):
+    """The step with `reserved_gib` of every device kept free, and with one step of `step_gib` less and more; None: nothing fits.
+
+    `price_s_per_gib`: what the last GiB of the reserve costs, `next_s_per_gib` what one more would. `proved`: all were searched
+    to the end; else the prices may be those of searches that were cut short.
+    """
+
+    reserved_gib: float
+    step_gib: float
+    step_time_s: float
+    less_s: float | None = None
+    more_s: float | None = None
+    price_s_per_gib: float | None = None
+    next_s_per_gib: float | None = None
+    proved: bool = True

@@ -1,0 +1,138 @@
+"""The partition of chunks: cutting planes against listing, paths against replays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paraplan.cost_models.timeline import BACKWARD, Ints, simulate
+from paraplan.optimizer.chunks import Blocks, Chunking, best_chunks, stage_bytes, step_seconds, walked
+from paraplan.optimizer.critical_paths import longest_paths
+
+GB = 1e9
+
+
+def random_chunking(rng: np.random.Generator, choices: int) -> Chunking:
+    """A pipeline of up to nine blocks of up to two kinds, whose stages cannot hold everything."""
+    schedule = str(rng.choice(["1f1b", "interleaved", "gpipe"]))
+    pp, vpp = int(rng.integers(2, 4)), 2 if schedule == "interleaved" else 1
+    m = int(rng.integers(1, 4)) * pp if vpp > 1 else int(rng.integers(1, 8))
+    blocks, kinds = int(rng.integers(pp * vpp, pp * vpp + (5 if choices == 1 else 3))), int(rng.integers(1, 3))
+    costs = Blocks(
+        forward_s=rng.uniform(1, 2, kinds),
+        backward_s=rng.uniform(2, 4, (kinds, 1)) * np.linspace(1.0, 1.4, choices),
+        saved_bytes=rng.uniform(1, 2, (kinds, 1)) * np.linspace(1.0, 0.2, choices) * GB,
+        state_bytes=rng.uniform(1, 2, kinds) * GB,
+        reduced_s=rng.uniform(0, 0.3, kinds),
+        gradients_s=rng.uniform(0, 6, kinds),
+        stepped_s=rng.uniform(0, 0.3, kinds),
+        parameters_s=rng.uniform(0, 3, kinds),
+    )
+    zeros = np.zeros(2)
+    ends = Blocks(np.array([0.1, 0.8]), np.array([[0.1], [1.6]]), np.zeros((2, 1)), np.full(2, GB), *[zeros] * 4)
+    order = tuple(rng.integers(0, kinds, blocks).tolist())
+    held, limit = np.arange(pp, 0, -1).astype(float), (blocks / pp * 3.0 + 2 * pp) * GB
+    p2p_s = float(rng.choice([0.0, 0.2]))
+    return Chunking(schedule, pp, vpp, m, p2p_s, order, costs, ends, held, np.full(pp, GB), limit, blocks - 1)
+
+
+def partitions(chunking: Chunking) -> Iterator[Ints]:
+    """Every way to cut the blocks and to choose what is redone."""
+    blocks = len(chunking.order)
+    kinds, choices = chunking.blocks.backward_s.shape
+    for inner in itertools.combinations(range(1, blocks), chunking.chunks - 1):
+        held = chunking.held((0, *inner, blocks))
+        for redone in itertools.product(*(range(int(n) + 1) if choices == 2 else (0,) for n in held.ravel())):
+            counts = np.zeros((kinds, choices, chunking.chunks), dtype=np.int64)
+            counts[:, -1] = np.reshape(redone, held.shape) if choices == 2 else held
+            counts[:, 0] = held - counts[:, 1] if choices == 2 else held
+            yield counts
+
+
+def listed_s(chunking: Chunking) -> float:
+    """The shortest step of all partitions that fit."""
+    fitting = (c for c in partitions(chunking) if (stage_bytes(chunking, c) <= chunking.limit_bytes).all())
+    return min((step_seconds(chunking, counts) for counts in fitting), default=np.inf)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_cutting_planes_find_what_listing_finds(seed: int) -> None:
+    chunking = random_chunking(np.random.default_rng(seed), choices=1 + seed % 2)
+    listed, found = listed_s(chunking), best_chunks(chunking, seconds=5.0)
+    if found is None:
+        assert listed == np.inf
+        return
+    assert found.optimal
+    assert found.step_s == pytest.approx(listed, rel=1e-5)
+    assert found.step_s == pytest.approx(step_seconds(chunking, found.counts), rel=1e-12)
+    assert (np.diff(found.cuts) == found.counts.sum(axis=(0, 1))).all()
+
+
+def test_a_depth_redoes_the_first_blocks_of_every_chunk() -> None:
+    chunking = replace(random_chunking(np.random.default_rng(5), choices=2), depth=1, limit_bytes=1e15)
+    found = best_chunks(chunking)
+    assert found is not None
+    for first, end, redone in zip(found.cuts, found.cuts[1:], found.counts[:, 1].T, strict=False):
+        expected = np.bincount(np.array(chunking.order[first : min(first + 1, end)], dtype=np.int64), minlength=len(redone))
+        assert (redone == expected).all()
+
+
+def test_nothing_is_found_below_what_no_partition_beats() -> None:
+    chunking = random_chunking(np.random.default_rng(2), choices=1)
+    best = best_chunks(replace(chunking, limit_bytes=1e15))
+    assert best is not None
+    assert best_chunks(replace(chunking, limit_bytes=1e15), below_s=0.99 * best.step_s) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pp=st.integers(2, 6),
+    vpp=st.integers(1, 3),
+    groups=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    p2p_s=st.sampled_from([0.0, 0.1]),
+)
+def test_the_longest_paths_are_the_replay_and_bound_every_other_partition(
+    pp: int, vpp: int, groups: int, seed: int, p2p_s: float
+) -> None:
+    rng, schedule, m = np.random.default_rng(seed), "interleaved" if vpp > 1 else "1f1b", groups * pp
+    forward, backward = rng.uniform(0.6, 1.4, (2, pp * vpp))
+    paths = longest_paths(schedule, pp, vpp, m, forward, backward, p2p_s)
+    replay = simulate(schedule, pp, vpp, m, forward, backward, p2p_s)
+    for path in paths:
+        ends = replay.end_s[(replay.stage == path.stage) & (replay.kind == BACKWARD)]
+        assert path.seconds(forward, backward, p2p_s) == pytest.approx(ends.max(), rel=1e-12)
+    other_f, other_b = rng.uniform(0.2, 2.0, (2, pp * vpp))
+    assert paths[0].seconds(other_f, other_b, p2p_s) <= simulate(schedule, pp, vpp, m, other_f, other_b, p2p_s).step_s * (1 + 1e-12)
+
+
+def test_more_micro_batches_lengthen_a_path_that_exists() -> None:
+    rng = np.random.default_rng(3)
+    for schedule, pp, vpp, m in (("1f1b", 3, 1, 100), ("interleaved", 3, 2, 120)):
+        forward, backward = rng.uniform(0.6, 1.4, (2, pp * vpp))
+        path = longest_paths(schedule, pp, vpp, m, forward, backward, 0.1)[0].seconds(forward, backward, 0.1)
+        step = simulate(schedule, pp, vpp, m, forward, backward, 0.1).step_s
+        assert 0.99 * step <= path <= step * (1 + 1e-12)
+
+
+def test_a_walk_only_goes_downhill_and_stays_legal() -> None:
+    chunking = replace(random_chunking(np.random.default_rng(11), choices=1), limit_bytes=1e15)
+    blocks, chunks = len(chunking.order), chunking.chunks
+
+    def price(cuts: Ints) -> np.ndarray:
+        return np.array([step_seconds(chunking, chunking.held(each)[:, None, :]) for each in cuts.tolist()])
+
+    start = (*range(chunks), blocks)
+    way = walked(chunking, start, price)
+    steps = price(np.array(way))
+    assert way[0] == start
+    assert (np.diff(steps) < 0).all()
+    assert all(np.diff(cuts).min() >= 1 and cuts[0] == 0 and cuts[-1] == blocks for cuts in way)
+    best = best_chunks(chunking)
+    assert best is not None
+    assert best.step_s <= steps[-1] * (1 + 1e-9)

@@ -1,0 +1,327 @@
+"""The step pass by pass: a trace that adds up to the simulated step, pictures of any pipeline, and a table of its stages."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from paraplan.cost_models.schedules import build_schedule
+from paraplan.cost_models.step import CostModel
+from paraplan.cost_models.timeline import Work, replayed
+from paraplan.optimizer.application import run
+from paraplan.optimizer.layout_words import complete, parse_layout
+from paraplan.optimizer.planner import evaluate
+from paraplan.optimizer.reports import pipeline_picture
+from paraplan.optimizer.reports.canvas import svg, text_width
+from paraplan.optimizer.reports.pipeline_page import pipeline_page
+from paraplan.optimizer.reports.stages import render_stages, stage_figures
+from paraplan.optimizer.reports.trace import chrome_trace
+from paraplan.optimizer.result import PricedLayout
+from paraplan.optimizer.step_timeline import StepTimeline, step_timeline
+from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the sample lies beside them
+from sample_plan import sample_plan, sample_problem
+
+DENSE = ("llama-3.1-8b", "hgx-h100", 32, 64, 4096, "torchtitan")
+EXPERTS = ("qwen3-30b-a3b", "atlas-800t-a2", 32, 64, 4096, "mindspeed-llm")
+CASES = {
+    "1f1b": (DENSE, "pp=4,tp=2,optimizer_sharding=zero2"),
+    "interleaved": (DENSE, "pp=4,tp=2,vpp=4,optimizer_sharding=zero2,schedule=interleaved"),
+    "gpipe": (DENSE, "pp=4,tp=2,optimizer_sharding=zero2,schedule=gpipe"),
+    "zb-v": (DENSE, "pp=4,tp=2,optimizer_sharding=zero2,schedule=zb-v"),
+    "recompute": (EXPERTS, "pp=4,ep=8,recompute=full"),
+    "dualpipev": (EXPERTS, "pp=4,ep=8,schedule=dualpipev"),
+    "dualpipev, split": (DENSE, "pp=4,tp=2,optimizer_sharding=zero2,schedule=dualpipev"),
+    "one stage": (EXPERTS, "ep=8,recompute=full"),
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, tuple[Problem, PricedLayout, StepTimeline]]:
+    found = {}
+    for name, (asked, words) in CASES.items():
+        problem = build_problem(*asked)
+        priced, _ = evaluate(problem, complete(problem, parse_layout(words)))
+        found[name] = problem, priced, step_timeline(problem, priced.layout)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_trace_ends_with_the_simulated_step_and_opens(name: str, cases: Any) -> None:
+    """What the trace-event format asks for: known phases, numbers, and slices of a thread that nest or follow each other."""
+    _, priced, step = cases[name]
+    document = json.loads(chrome_trace(step))
+    events = document["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(1e6 * priced.simulated_step_time_s, rel=1e-12)
+    assert document["otherData"]["simulated_step_time_s"] == pytest.approx(priced.simulated_step_time_s, rel=1e-12)
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in slices:
+        assert event["ts"] >= 0 and event["dur"] >= 0 and isinstance(event["name"], str)
+        threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in threads.values():
+        open_until: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= start + 1e-3:  # a nanosecond: finer than Perfetto keeps
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 1e-3
+            open_until.append(end)
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "process_name"}
+    assert names == {(stage, f"stage {stage}") for stage in range(priced.layout.pp)}
+    passes = sum(len(event["args"]["chunk"]) for event in slices if event["cat"] in ("pass", "pair"))
+    assert passes == (step.pipeline.schedule.kind >= 0).sum()
+    sent = [event for event in slices if event["cat"] == "p2p"]
+    chunks, m = step.pipeline.schedule.chunks, priced.layout.num_microbatches
+    turned = 1 if name in ("zb-v", "dualpipev", "dualpipev, split") else 0  # the V turns on one stage
+    assert len(sent) == 2 * m * (chunks - 1 - turned)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_over_time_reaches_the_peak_of_every_stage(name: str, cases: Any) -> None:
+    _, priced, step = cases[name]
+    events = json.loads(chrome_trace(step))["traceEvents"]
+    for stage, told in enumerate(priced.memory.stages):
+        times, gib = step.memory_gib(stage)
+        assert (np.diff(times) >= 0).all() and gib[0] >= step.static_gib[stage]
+        assert gib[-1] == pytest.approx(step.static_gib[stage])  # everything that was taken was given back
+        counted = [event["args"]["GiB"] for event in events if event["ph"] == "C" and event["pid"] == stage]
+        assert max(counted) == pytest.approx(gib.max(), abs=1e-6)
+        # Chunks of unequal size are counted one by one here, and as a share of their stage by the price.
+        exact = name not in ("interleaved", "zb-v")
+        assert gib.max() == pytest.approx(told.peak_gib, rel=1e-9 if exact else 0.1)
+
+
+def test_what_runs_beside_passes_is_hidden_and_what_follows_is_in_turn(cases: Any) -> None:
+    _, priced, step = cases["recompute"]
+    events = [event for event in json.loads(chrome_trace(step))["traceEvents"] if event["ph"] == "X" and event["pid"] == 0]
+    again = [event for event in events if event["name"] == "recompute"]
+    assert len(again) == priced.layout.num_microbatches
+    backward = {event["ts"]: event["dur"] for event in events if event["name"].startswith("backward")}
+    assert all(event["dur"] < backward[event["ts"]] for event in again)
+    done, all_done = 1e6 * step.pipeline.stage_end_s[0], 1e6 * step.reduced_at_s
+    for event in events:
+        if event["name"] in ("optimizer", "offload", "weights", "host"):
+            assert event["ts"] >= all_done * (1 - 1e-12)
+        if event["name"] == "gradients":
+            assert event["ts"] == pytest.approx(done)
+        if event["name"] == "gradients, hidden":
+            assert event["ts"] + event["dur"] == pytest.approx(done)
+
+
+def synthetic(schedule: str, pp: int, vpp: int, m: int, seed: int = 0) -> StepTimeline:
+    """A step of unequal stages that no model has."""
+    rng = np.random.default_rng(seed)
+    chunks = pp * vpp
+    forward = rng.uniform(0.8, 1.2, chunks) / vpp
+    work = Work(forward, 2 * forward, 0.9 * forward)
+    order = build_schedule(schedule, pp, vpp, m)
+    tail = rng.uniform(0.1, 1.0, pp)
+    return StepTimeline(
+        problem=sample_problem(),
+        layout=Layout(pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule, sequence_parallel=False),
+        pipeline=replayed(order, work, 0.01),
+        recompute_s=0.3 * forward,
+        p2p_s=0.01,
+        reduced_s=tail,
+        optimizer_s=0.2 * tail,
+        offload_s=0 * tail,
+        gathered_s=0.1 * tail,
+        hidden_s=tail,
+        overhead_s=0.3,
+        static_gib=rng.uniform(20, 30, pp),
+        transient_gib=rng.uniform(1, 2, pp),
+        saved_gib=rng.uniform(0.5, 1, chunks) / vpp,
+        kept_gib=rng.uniform(0.5, 1, chunks) / vpp,
+        usable_gib=70.0,
+    )
+
+
+PIPELINES = [
+    ("1f1b", 1, 1, 3),
+    ("1f1b", 2, 1, 400),
+    ("gpipe", 4, 1, 8),
+    ("interleaved", 8, 8, 16),
+    ("zb-h1", 16, 1, 64),
+    ("dualpipe", 8, 1, 20),
+    ("zb-v", 32, 2, 8),
+    ("interleaved", 64, 2, 64),
+]
+
+
+@pytest.mark.parametrize("shape", PIPELINES)
+def test_pictures_of_any_pipeline_stay_on_their_page(shape: tuple[str, int, int, int]) -> None:
+    step = synthetic(*shape)
+    scene = pipeline_picture.pipeline_picture(step)
+    root = ElementTree.fromstring(svg(scene))
+    assert float(root.attrib["width"]) == scene.width <= 2000 and scene.height < 1200
+    for box in scene.boxes:
+        assert box.width >= 0 and box.x >= 0 and box.x + box.width <= scene.width + 1e-6
+        assert box.y >= 0 and box.y + box.height <= scene.height
+    for line in scene.lines:
+        assert all(0 <= x <= scene.width and 0 <= y <= scene.height for x, y in line.points)
+    words = [label.text for label in scene.labels]
+    assert [text for text in words if text.startswith("stage ") and ":" not in text] == [
+        f"stage {s}" for s in range(step.layout.pp)
+    ]
+    for label in scene.labels:
+        width = text_width(label.text, label.size)
+        left = label.x - {"start": 0.0, "middle": width / 2, "end": width}[label.anchor]
+        assert left >= 0 and left + width <= scene.width + (0.12 * width if label.size > 12 else 0), label
+    assert len(scene.boxes) < 60_000
+    cut = [text for text in words if "left out at the cut" in text]
+    waits = {box.fill for box in scene.boxes if box.fill == pipeline_picture.WAITING}
+    assert waits and bool(cut) == ("⋯" in words)
+
+
+def test_a_cut_picture_keeps_fill_and_drain_to_one_scale_and_says_what_is_gone() -> None:
+    step = synthetic("1f1b", 4, 1, 400)
+    head, tail = pipeline_picture._windows(step)
+    assert head.scale == pytest.approx(tail.scale)
+    line = step.pipeline
+    assert head.start_s == 0.0 and tail.end_s == step.step_s
+    assert all(line.end_s[(line.kind == 1) & (line.stage == stage)].min() < head.end_s for stage in range(4))
+    assert all(line.start_s[(line.kind == 0) & (line.stage == stage)].max() > tail.start_s for stage in range(4))
+    said = next(label.text for label in pipeline_picture.pipeline_picture(step).labels if "left out" in label.text)
+    assert f"{100 * (tail.start_s - head.end_s) / step.step_s:.1f} %" in said
+    assert len(pipeline_picture._windows(synthetic("1f1b", 4, 1, 20))) == 1
+
+
+@pytest.mark.parametrize("shape", [("1f1b", 2, 1, 8), ("interleaved", 8, 8, 16)])
+def test_numbers_of_micro_batches_stand_where_they_fit(shape: tuple[str, int, int, int]) -> None:
+    scene = pipeline_picture.pipeline_picture(synthetic(*shape))
+    numbers = [label for label in scene.labels if re.fullmatch(r"\d+", label.text) and label.anchor == "middle"]
+    if shape[1] == 2:
+        assert len(numbers) == 2 * 2 * 8
+    for number in numbers:
+        around = [
+            box
+            for box in scene.boxes
+            if box.hint and box.x <= number.x <= box.x + box.width and box.y <= number.y <= box.y + box.height
+        ]
+        assert any(f"micro-batch {number.text}," in box.hint for box in around)
+        assert max(box.width for box in around) >= text_width(number.text, number.size)
+
+
+def test_the_page_stands_alone(cases: Any) -> None:
+    _, priced, step = cases["dualpipev"]
+    page = pipeline_page(step, priced.memory)
+    assert not re.findall(r"""(?:src|href)=|@import|url\(""", page)
+    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert page.count("<svg") == 1 and page.count("<tr>") == 1 + priced.layout.pp and "<script" not in page
+    assert "backward of micro-batch 0" in page
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_table_of_stages_fits_and_says_what_the_plan_says(name: str, cases: Any) -> None:
+    problem, priced, step = cases[name]
+    for width in (80, 160):
+        out = io.StringIO()
+        render_stages(step, priced.memory, Console(file=out, width=width))
+        lines = out.getvalue().splitlines()
+        assert max(map(len, lines)) <= width and lines[0].startswith("Stages")
+    figures = stage_figures(step, priced.memory)
+    assert sum(one.layers for one in figures) == problem.model.num_layers
+    assert [one.peak_gib for one in figures] == [stage.peak_gib for stage in priced.memory.stages]
+    busy = np.array([(one.forward_s + one.backward_s) * priced.layout.num_microbatches for one in figures])
+    alone = step.pipeline.busy_s
+    assert (busy >= alone * (1 - 1e-9)).all()
+    if name != "dualpipev":  # whose pairs hide the exchange of tokens
+        np.testing.assert_allclose(busy, alone)
+
+
+def test_dualpipev_hides_the_exchange_of_tokens_and_its_breakdown_adds_up(cases: Any) -> None:
+    problem, priced, _ = cases["dualpipev"]
+    plain, _ = evaluate(problem, complete(problem, parse_layout("pp=4,ep=8")))
+    assert sum(priced.breakdown_s.values()) == pytest.approx(priced.step_time_s)
+    assert min(priced.breakdown_s.values()) >= -1e-9
+    assert priced.breakdown_s["ep"] < 0.65 * plain.breakdown_s["ep"]
+    assert priced.step_time_s < plain.step_time_s
+    assert (
+        priced.layout.stages[0].chunks[1].loss
+        and priced.layout.stages[3].chunks[0].layers[1] + 1 == (priced.layout.stages[3].chunks[1].layers[0])
+    )
+
+
+@pytest.mark.parametrize("name", ["zb-v", "dualpipev", "dualpipev, split", "interleaved"])
+def test_a_table_prices_a_layout_as_it_is_evaluated(name: str, cases: Any) -> None:
+    problem, priced, _ = cases[name]
+    model = CostModel(problem)
+    table = LayoutTable.from_layouts([priced.layout, priced.layout])
+    assert table.splits[0].folded == (name != "interleaved")
+    assert table.layout(1, problem.model.num_layers).stages == priced.layout.stages
+    found = model.price(table)
+    np.testing.assert_allclose(found.step_time_s, priced.step_time_s)
+    np.testing.assert_allclose(found.peak_bytes / 2**30, priced.memory.peak_gib)
+
+
+def test_both_ends_of_a_v_share_their_embedding() -> None:
+    tied = build_problem("qwen3-0.6b", "hgx-h100", 8, 64, 4096, "torchtitan")
+    assert tied.model.tied_embeddings
+    plain, folded = (
+        evaluate(tied, complete(tied, parse_layout(f"pp=4,optimizer_sharding=zero2,schedule={name}")))[0]
+        for name in ("1f1b", "zb-v")
+    )
+    held = [sum(stage.terms_gib["weights"] for stage in priced.memory.stages) * 2**30 / 2 for priced in (plain, folded)]
+    assert held[0] - held[1] == pytest.approx(tied.model.vocab_size * tied.model.hidden_size, rel=0.01)  # rows of padding in
+
+
+def test_dualpipe_holds_two_copies() -> None:
+    problem = build_problem(*DENSE)
+    one, two = (
+        evaluate(problem, complete(problem, parse_layout(f"pp=4,tp=2,optimizer_sharding=zero2,schedule={name}")))[0]
+        for name in ("zb-h1", "dualpipe")
+    )
+    first, second = (
+        [sum(stage.terms_gib[term] for stage in priced.memory.stages) for term in ("weights", "optimizer")] for priced in (one, two)
+    )
+    np.testing.assert_allclose(second, 2 * np.array(first))
+    assert two.memory.stages[0].terms_gib["weights"] == pytest.approx(two.memory.stages[3].terms_gib["weights"])
+
+
+def test_the_command_writes_what_the_name_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = sample_plan()
+    source = tmp_path / "plan.json"
+    source.write_text(plan.to_json())
+    broken = plan.plan.model_copy(
+        update={"layout": plan.plan.layout.model_copy(update={"schedule": "dualpipe", "num_microbatches": 9})}
+    )
+    (tmp_path / "broken.json").write_text(plan.model_copy(update={"plan": broken}).to_json())
+    starts = {".json": b'{"displayTimeUnit"', ".svg": b"<svg", ".html": b"<!DOCTYPE html>", ".png": b"\x89PNG"}
+    for suffix, start in starts.items():
+        if suffix == ".png":
+            pytest.importorskip("matplotlib", reason="PNG pictures need the extra 'plots'")
+        assert run(["timeline", str(source), "-o", str(tmp_path / f"step{suffix}")], lambda: False) == 0
+        assert (tmp_path / f"step{suffix}").read_bytes().startswith(start)
+    said = capsys.readouterr()
+    assert not said.out and "a step of" in said.err and "says 30.11 s event by event" in said.err
+    assert run(["timeline", str(source), "-o", str(tmp_path / "step.pdf")], lambda: False) == 2
+    assert "ends in '.pdf'" in capsys.readouterr().err and not (tmp_path / "step.pdf").exists()
+    assert run(["timeline", str(source), "-o", str(tmp_path / "x.svg"), "--alternative", "9"], lambda: False) == 2
+    assert run(["timeline", str(source), "-o", str(tmp_path / "x.svg"), "--alternative", "1"], lambda: False) == 2
+    assert "has no stages" in capsys.readouterr().err
+    assert run(["timeline", str(tmp_path / "broken.json"), "-o", str(tmp_path / "x.svg")], lambda: False) == 2
+    assert "at least 2·pp = 32" in capsys.readouterr().err
+    assert run(["timeline", str(tmp_path / "none.json"), "-o", str(tmp_path / "x.svg")], lambda: False) == 2
+
+
+def test_the_run_that_dualpipe_was_made_for() -> None:
+    """DeepSeek-V3 on 2,048 H800: 180K device-hours per trillion tokens (arXiv 2412.19437, section 1), everything in."""
+    measured_s = 180e3 * 3600 / 1e12 * 15360 * 4096 / 2048
+    problem = build_problem("deepseek-v3", "hgx-h800", 2048, 15360, 4096, "megatron-bridge", "fp8")
+    assert problem.stack.moe_dispatcher == "flex"  # a token crosses to a node once, as in DeepEP
+    words = "pp=16,ep=64,recompute=selective:layernorm+mla_up_proj+moe_act,schedule="
+    plain, two_way = (evaluate(problem, complete(problem, parse_layout(words + name)))[0] for name in ("1f1b", "dualpipe"))
+    assert two_way.step_time_s == pytest.approx(measured_s, rel=0.15)
+    assert plain.step_time_s > 1.2 * measured_s
