@@ -20,7 +20,9 @@ SEED = 20
 
 
 def shuffled_layouts(problem: Problem, count: int) -> LayoutTable:
-    """Random legal layouts with even stages; drawn with replacement where there are fewer."""
+    """Random legal layouts with even stages, the first ones a layer longer where they do not divide; drawn with replacement where
+    there are fewer.
+    """
     space = Space(problem)
     rng = np.random.default_rng(SEED)
     weights = space.layouts_per_frame / space.listed
@@ -33,16 +35,17 @@ def shuffled_layouts(problem: Problem, count: int) -> LayoutTable:
     split, splits = np.zeros(len(table), dtype=np.int64), []
     for members in same_shape(table):
         pp, vpp = int(table.pp[members[0]]), int(table.vpp[members[0]])
-        cuts = np.linspace(0, blocks, pp * vpp + 1).round().astype(int)
+        each, more = divmod(blocks, pp * vpp)
+        cuts = np.cumsum([0, *(each + (chunk < more) for chunk in range(pp * vpp))])
         split[members] = len(splits)
         splits.append(Split(pp, vpp, tuple(cuts.tolist())))
     return table.with_splits(split, tuple(splits))
 
 
 def layouts_per_second(problem: Problem, table: LayoutTable) -> float:
-    begun = time.perf_counter()
+    begun = time.process_time()
     CostModel(problem).price(table, closed_form=True)
-    return len(table) / (time.perf_counter() - begun)
+    return len(table) / (time.process_time() - begun)
 
 
 if __name__ == "__main__":

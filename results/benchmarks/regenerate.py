@@ -156,9 +156,9 @@ def pricing_page() -> str:
             "# Layouts priced per second",
             "",
             f"`python results/benchmarks/regenerate.py pricing` writes this page. {len(table):,} random legal layouts of GPT-3 "
-            f"175B on 4,096 A100 in shuffled order, {stages:.1f} stages in the mean: step time and the peak memory of every "
-            "stage, one core, factor tables built inside the timing; interleaved schedules from below in closed form, as the "
-            "search prices all but its finalists.",
+            f"175B on 4,096 A100 in shuffled order, {stages:.1f} even stages in the mean, the first ones a layer longer where they "
+            "do not divide: step time and the peak memory of every stage, per second of one core's time, factor tables built "
+            "inside the timing; interleaved schedules from below in closed form, as the search prices all but its finalists.",
             "",
             f"{median(rates):,.0f} layouts/s (three runs: {', '.join(f'{rate:,.0f}' for rate in sorted(rates))}), "
             f"{median(rates) * stages:,.0f} stages/s.",

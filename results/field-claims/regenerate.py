@@ -1,0 +1,41 @@
+"""Holds claims of field reports to the product's own numbers: python results/field-claims/regenerate.py
+
+Writes results/field-claims.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from paraplan.optimizer.streams import Meter
+from paraplan.optimizer.writing import write_file
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from claims import Claim, arithmetic_claims, planned_claims  # noqa: E402
+
+HEAD = """# What field reports claim
+
+`python results/field-claims/regenerate.py` writes this page. Every number is computed by the functions that plans are priced with;
+`claims.py` holds one small function for each.
+
+"""
+
+
+def main() -> int:
+    with Meter(shown=True) as meter:
+        claims = [*arithmetic_claims(), *planned_claims(meter)]
+    write_file(HERE.parent / "field-claims.md", page(claims))
+    return 0
+
+
+def page(claims: list[Claim]) -> str:
+    """The claims as a table, in their order."""
+    lines = ["| claimed | our number | | why |", "|---|---|---|---|"]
+    lines += [f"| {one.said} | {one.ours} | **{one.verdict}** | {one.because} |" for one in claims]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""How wide TP may be inside a CloudMatrix384, and what EP pays for leaving a supernode."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from clusters import best, communication_s, compute_s, supernodes
+from paraplan.optimizer import PricedLayout, build_problem, evaluate
+from paraplan.optimizer.layout_words import complete, parse_layout
+from paraplan.optimizer.reports import wording
+from paraplan.optimizer.reports.further import degrees
+from paraplan.optimizer.reports.validation import markdown
+from paraplan.search_spaces import Problem
+
+MODEL, CLUSTER, DEVICES, BATCH = "moe-1.8t", "cloudmatrix-384", 3072, 6144
+SEARCHED = (2, 8, 16, 32)
+BEYOND = (64, 128, 256)
+"""More TP ranks than the model's KV heads (32) or heads (128): the stack refuses it, and it is priced all the same."""
+CLAIMED = 128
+EP, SMALL, LARGE = 64, 8, 1024
+BALANCED = 0.25
+"""Distance of communication over compute from one within which the two are called balanced."""
+
+
+def tensor_parallel() -> str:
+    """The section on TP."""
+    problem = build_problem(MODEL, CLUSTER, DEVICES, BATCH, 4096, fix="etp=1|8")
+    found = {tp: best(MODEL, CLUSTER, DEVICES, BATCH, fix=f"tp={tp}") for tp in SEARCHED}
+    found |= {tp: priced for tp in BEYOND if (priced := _unsearched(problem, tp))}
+    ratio = {tp: _per_layer(priced) for tp, priced in found.items()}
+    rows = [
+        (
+            str(tp),
+            wording.seconds(priced.step_time_s),
+            wording.percent(priced.mfu),
+            f"{ratio[tp]:.2f}",
+            degrees(priced.layout),
+        )
+        for tp, priced in found.items()
+    ]
+    fastest = min(found, key=lambda tp: found[tp].step_time_s)
+    nearest = min(ratio, key=lambda tp: abs(ratio[tp] - 1.0))
+    even = abs(ratio[nearest] - 1.0) <= BALANCED
+    balance = f"Communication comes nearest to compute at TP {nearest} ({ratio[nearest]:.2f})"
+    slower = found[CLAIMED].step_time_s / found[fastest].step_time_s - 1.0
+    said = "agrees" if fastest == CLAIMED else "depends on what balance means" if even and nearest == CLAIMED else "wrong here"
+    return f"""## TP inside a CloudMatrix384
+
+Report: TP 128 balances communication against compute inside the supernode.
+
+{MODEL} on {DEVICES:,} dies, batch {BATCH:,}; the best layout with each TP. Beyond the model's 32 KV heads the stack refuses TP:
+those rows are the fastest that fit of a grid of layouts, priced all the same. “per layer” is communication (tp, cp, ep) over
+compute (forward, backward, recompute), neither hidden by the other.
+
+{markdown(("TP", "step", "MFU", "per layer", "layout"), rows)}
+
+**{said.capitalize()}.** The shortest step is that of TP {fastest}; TP {CLAIMED} is {wording.percent(slower)} slower. {balance}{
+        "" if even else ", which is no balance"
+    }. Work per rank falls with TP while what it sends of each token does not, so a wide group pays for itself only where memory
+leaves no other choice; pipelines, context and data parallelism divide the same work for less.
+"""
+
+
+def expert_parallel() -> str:
+    """The section on EP."""
+    model, devices, batch = "deepseek-v3", 2048, 16384
+    inside = best(model, supernodes(LARGE), devices, batch, fix=f"ep={EP}")
+    across = best(model, supernodes(SMALL), devices, batch, fix=f"ep={EP}")
+    free = best(model, supernodes(SMALL), devices, batch)
+    same, _ = evaluate(build_problem(model, supernodes(SMALL), devices, batch, 4096), inside.layout, replayed=False)
+    cases = (
+        (f"EP {EP} inside one supernode of {LARGE:,}", inside),
+        (f"the same layout, EP across {EP // SMALL} supernodes of {SMALL}", same),
+        (f"best with EP {EP} across {EP // SMALL} supernodes of {SMALL}", across),
+        (f"best at all on supernodes of {SMALL}", free),
+    )
+    rows = [
+        (
+            words,
+            wording.seconds(priced.step_time_s),
+            wording.percent(priced.mfu),
+            wording.percent(priced.breakdown_s["ep"] / priced.step_time_s),
+            wording.percent(priced.cross_supernode_share),
+            degrees(priced.layout),
+        )
+        for words, priced in cases
+    ]
+    loses = same.step_time_s / inside.step_time_s - 1.0
+    kept = free.layout.ep <= SMALL
+    return f"""## EP inside one supernode and across eight
+
+Report: the exchange of tokens belongs inside; across eight supernodes it eats the step.
+
+{model} on {devices:,} H100 of equal servers, batch {batch:,}; only the size of the supernode differs. “ep” is the exposed exchange
+of tokens as a share of the step.
+
+{markdown(("where", "step", "MFU", "ep", "traffic across", "layout"), rows)}
+
+**{"Agrees" if loses > 0.1 else "Wrong here" if loses < 0.02 else "Depends"}.** Moved across, the layout takes {
+        wording.percent(loses)
+    } longer. The search answers with EP {free.layout.ep}, {"which stays" if kept else "which does not stay"} inside a server, and
+its step is {wording.percent(free.step_time_s / inside.step_time_s - 1.0)} longer than inside the large supernode.
+"""
+
+
+def _per_layer(priced: PricedLayout) -> float:
+    return (communication_s(priced) - priced.breakdown_s["pp"] - priced.breakdown_s["dp"]) / compute_s(priced)
+
+
+def _unsearched(problem: Problem, tp: int) -> PricedLayout | None:
+    """The fastest that fits of a grid of layouts that break no rule but those on heads; None if none does."""
+    fitting = []
+    for pp, micro_batch, etp in product((4, 6, 12, 16), (1, 4), (1, 8)):
+        dp, rest = divmod(problem.devices, tp * pp)
+        if rest or problem.workload.global_batch % (dp * micro_batch):
+            continue
+        words = f"tp={tp},pp={pp},ep=16,etp={etp},micro_batch={micro_batch},offload=optimizer:1"
+        priced, broken = evaluate(problem, complete(problem, parse_layout(words)), replayed=False)
+        if priced.memory.verdict == "fits" and all("heads" in sentence for sentence in broken):
+            fitting.append(priced)
+    return min(fitting, key=lambda priced: priced.step_time_s, default=None)
