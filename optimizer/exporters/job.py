@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...search_spaces.errors import InputError
+from ...search_spaces.layout import Layout
 from ..result import Plan
 from .knobs import Dialect
 from .launch import SAVE_INTERVAL, commented, layout_words, origin, predicted
@@ -66,7 +67,7 @@ def _task(asked: Request) -> dict[str, Any]:
             "recompute": layout.recompute,
             "offload": layout.offload,
             "rank_order": layout.rank_order,
-            "layers_per_chunk" if layout.vpp > 1 else "layers_per_stage": list(layer_counts(layout.stages, layout.schedule)),
+            "layers_per_chunk" if layout.vpp > 1 else "layers_per_stage": _layers(layout),
         },
         "fault_tolerance": {
             "checkpoint_interval": f"{SAVE_INTERVAL} steps",
@@ -74,3 +75,8 @@ def _task(asked: Request) -> dict[str, Any]:
             "state_store": None,
         },
     }
+
+
+def _layers(layout: Layout) -> list[int]:
+    """Decoder layers of every chunk in the order of the virtual pipeline; none where the plan leaves its stages open."""
+    return list(layer_counts(layout.stages, layout.schedule)) if layout.stages else []

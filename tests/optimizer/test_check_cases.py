@@ -289,8 +289,8 @@ def test_unsharded_optimizer_fills_a_70b_job() -> None:
     assert found.fit is not None and not found.ok
     assert states(found) == pytest.approx(68.98e9 / 16 * 18 / 2**30, rel=0.03)
     assert found.fit.term == "optimizer"
-    assert found.fit.mends[0].changes == (("no --use-distributed-optimizer", "--use-distributed-optimizer"),)
-    assert found.fit.mends[0].peak_gib < found.fit.free_gib
+    sharded = (("no --use-distributed-optimizer", "--use-distributed-optimizer"),)
+    assert [mend.peak_gib < found.fit.free_gib for mend in found.fit.mends if mend.changes == sharded] == [True]
 
 
 @pytest.mark.parametrize("seq", [64, 2048])
