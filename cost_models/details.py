@@ -14,7 +14,8 @@ from .operators import Factors, Operator
 from .rows import Rows
 from .schedules import SPLIT, stage_chunks, stage_share, usual_schedule
 from .split_passes import hidden_s, pass_times
-from .step import CostModel, Flow
+from .stage_times import Flow
+from .step import CostModel
 from .timeline import Work
 from .traffic import layers_redone, sent_bytes
 

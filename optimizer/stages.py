@@ -19,7 +19,8 @@ import numpy.typing as npt
 from ..cost_models.loads import Cuts, Loads
 from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
-from ..cost_models.step import CostModel, Kept
+from ..cost_models.stage_times import Kept
+from ..cost_models.step import CostModel
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
 
 EQUAL = 1e-9

@@ -10,7 +10,8 @@ import pytest
 from paraplan.cost_models.details import detail
 from paraplan.cost_models.memory import GIB
 from paraplan.cost_models.profile import load_profile
-from paraplan.cost_models.step import CostModel, late_s
+from paraplan.cost_models.stage_times import late_s
+from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.timeline import simulate
 from paraplan.optimizer.planner import evaluate, with_default_stages
 from paraplan.search_spaces.cluster import Figure
