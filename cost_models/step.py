@@ -260,10 +260,6 @@ class CostModel:
         forward, backward = (_across(share[rows.factor], np.ndim(forward_s) - 1) for share in shares)
         return lead_s * forward, forward_s * forward, backward_s * backward
 
-    def _loads(self, rows: Rows, cuts: Cuts) -> Loads:
-        """What the stages of rows that share pp, vpp and schedule hold, (n, pp)."""
-        return stage_loads(rows, rows.chunks(cuts))
-
     def least_stage_time_s(
         self,
         rows: Rows,

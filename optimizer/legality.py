@@ -38,7 +38,6 @@ from .readers import Job
 from .readers.splits import first_last_counts
 from .result import Result
 
-MEMORY = ("peak_bytes", "usable_bytes")
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 VARIED = (*FRAME, "vpp", "micro_batch", "global_batch", "seq_len")
 """Columns of which legal values near the given ones are looked for, in the order in which they are told."""

@@ -28,7 +28,6 @@ VOLATILE = re.compile(
 ABORTING = ("", "none", "abort", "fail", "stop")
 FAR = 2.0
 """Factor off the best interval from which a given one is told."""
-YOUNG_DALY = "Young, CACM 17(9), 1974; Daly, FGCS 22(3), 2006"
 
 
 class Tolerance(Result):
