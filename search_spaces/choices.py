@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from .groups import inner_classes
 from .layout import (
     ALL_LAYERS,
     CP_TYPES,
+    FLAG_RANK_ORDERS,
     FULL_BLOCK,
     RANK_ORDERS,
     RECOMPUTE_MODULES,
@@ -33,12 +35,13 @@ from .layout import (
 from .model import DenseMlp, LatentAttention, MoeMlp
 from .quantities import PER_MILLE
 from .switches import names as switches
+from .vocabulary import V_SHAPED
 
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 PIPELINE = ("micro_batch", "num_microbatches", "vpp", "schedule", "recompute_mode", "recompute_modules", "recompute_layers")
 SHARING = ("cp_type", "sharding", "hsdp", "optimizer_offload", "activation_offload", "rank_order")
 PLANNED_SCHEDULES = ("gpipe", "1f1b", "interleaved")
-"""Schedules that the search lists: those whose price it can bound by a closed form. evaluate prices the others by replay."""
+"""Schedules that the search lists unless others are named: the price of these it can bound in closed form."""
 PRICED_CP_TYPES = ("p2p", "allgather", "a2a")
 MAX_MICRO_BATCH = 16
 MAX_VPP = 8
@@ -64,21 +67,22 @@ class Choices:
         micro = self.candidates("micro_batch", (v for v in divisors(self.constants["global_batch"]) if v <= MAX_MICRO_BATCH))
         vpp = self.candidates("vpp", range(1, MAX_VPP + 1))
         offered = [name for name in self.problem.stack.schedules if name in PLANNED_SCHEDULES]
-        schedules = [name for name in fix.get("schedule", offered) if name in PLANNED_SCHEDULES]
+        known = {*PLANNED_SCHEDULES, *self.problem.stack.schedules}
+        schedules = [name for name in fix.get("schedule", offered) if name in known]
         rows = [
             (mb, 0, v, SCHEDULES.index(s), r.mode, r.modules, r.layers)
             for mb, v, s, r in product(micro, vpp, schedules, self.recomputes())
-            if (v > 1) == (s == "interleaved")
+            if (v == 2 if s in V_SHAPED else (v > 1) == (s == "interleaved"))
         ]
         return _as_columns(PIPELINE, rows)
 
     def sharings(self) -> dict[str, Any]:
         """Columns of every way to talk and to share states, those of like work together."""
         fix, stack = self.problem.workload.fix, self.problem.stack
-        cp_types = [name for name in fix.get("cp_type", stack.cp_types) if name in PRICED_CP_TYPES]
+        cp_types = self._cp_types()
         shardings = [parse_sharding(name) for name in fix.get("optimizer_sharding", self._shardings())]
         offloads = fix.get("offload", ("none", "optimizer:1") if stack.optimizer_offload else ("none",))
-        orders = [RANK_ORDERS.index(name) for name in fix.get("rank_order", stack.rank_orders)]
+        orders = [RANK_ORDERS.index(name) for name in self.rank_orders]
         rows = [
             (CP_TYPES.index(cp), *sharding, *parse_offload(offload), order)
             for cp, sharding, offload, order in product(cp_types, shardings, offloads, orders)
@@ -87,6 +91,21 @@ class Choices:
         first, kind = distinct_rows([work_kinds(choices)])
         by_work = np.argsort(first[kind], kind="stable")  # kinds in the order in which the stack names them
         return {name: column[by_work] for name, column in choices.items()}
+
+    @property
+    def rank_orders(self) -> tuple[str, ...]:
+        """Rank orders on offer."""
+        return tuple(self.problem.workload.fix.get("rank_order", self.problem.stack.rank_orders))
+
+    @property
+    def places_freely(self) -> bool:
+        """Whether some of them are beyond what flags say."""
+        return not set(self.rank_orders) <= set(FLAG_RANK_ORDERS)
+
+    def _cp_types(self) -> list[str]:
+        """Those of the stack, or that are asked for, which have a price."""
+        asked = self.problem.workload.fix.get("cp_type", self.problem.stack.cp_types)
+        return [name for name in asked if name in PRICED_CP_TYPES]
 
     def _shardings(self) -> list[str]:
         """Those of the stack; HSDP with the units of every level but the outermost as its shard groups."""
@@ -127,10 +146,13 @@ class Choices:
         experts = f"ep: all that divide the {c['experts']} experts" if c["experts"] else "a dense model's ep and etp are 1"
         single, several = (self.problem.stack.cuts_freely(vpp) for vpp in (1, 2))
         splits = "1F1B cut by the best min–max over every contiguous split or balanced, then moved block by block while faster"
-        splits += f"; chunks of other schedules {'balanced' if several else 'equal'}"
+        splits += f"; chunks of other schedules {'balanced, round by round where that is better' if several else 'equal'}"
+        splits += ", those of the best layouts then moved block by block while faster" if several else ""
+        splits += "; embedding and loss may be chunks without layers" if self.problem.stack.bare_ends else ""
         parts = {
             "tp": f"tp: all that divide the {c['heads'] or c['linear_heads']} heads",
             "cp": "cp: all that divide the sequence",
+            "cp_type": f"cp type {', '.join(self._cp_types())}",
             "pp": f"pp: 1 to {c['blocks']}",
             "dp": "dp: all that divide the batch and use more than half of the devices, or the most that the batch allows",
             "ep": experts,
@@ -138,6 +160,7 @@ class Choices:
             "vpp": f"vpp up to {MAX_VPP}",
             "recompute": f"{recomputes} recompute choices",
             "optimizer_sharding": f"sharding {', '.join(self._shardings())}",
+            "rank_order": _order_words(self.rank_orders),
             "offload": f"optimizer offload {'none or all' if self.problem.stack.optimizer_offload else 'none'}",
             "overlap": f"{' and '.join(switches(self.problem)) or 'no'} overlap on or off (off is never faster)",
         }
@@ -150,15 +173,21 @@ class Choices:
         return "; ".join([*said, *(f"{name}: {text}" for name, text in limits if text)])
 
 
+def _order_words(orders: Sequence[str]) -> str:
+    """«rank orders tp-cp-ep-dp-pp, tp-cp-ep-pp-dp»."""
+    if len(orders) <= len(FLAG_RANK_ORDERS):
+        return f"rank order{'s' * (len(orders) > 1)} {', '.join(orders)}"
+    return f"{len(orders)} rank orders, those once that place a frame's groups alike"
+
+
 def work_kinds(choices: Mapping[str, Any]) -> Ints:
-    """A number for every sharing choice, equal where a micro-batch costs the same: cp type, activations that are moved, and how
-    FSDP gathers weights.
+    """A number for every sharing choice, equal where a micro-batch costs the same: cp type, activations that are moved, where
+    layers' groups lie, and how FSDP gathers weights.
     """
     gathers = choices["sharding"] >= SHARDINGS.index("zero2")
     moved = np.rint(choices["activation_offload"] * PER_MILLE).astype(np.int64)
-    return row_keys(
-        [choices["cp_type"], moved, *(np.where(gathers, choices[name], 0) for name in ("sharding", "hsdp", "rank_order"))]
-    )
+    gathered = [np.where(gathers, choices[name], 0) for name in ("sharding", "hsdp", "rank_order")]
+    return row_keys([choices["cp_type"], moved, inner_classes(choices["rank_order"]), *gathered])
 
 
 def divisors(number: int) -> list[int]:

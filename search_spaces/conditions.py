@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Truth = bool | npt.NDArray[np.bool_]
 Operator = Literal["<=", "<", ">=", ">", "==", "!="]
+MANY = 16
+"""Values beyond which a sentence lists the first two and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ class OneOf:
         a = evaluate(self.a, columns)
         if isinstance(a, int):
             return a in self.values
+        if len(self.values) > MANY:
+            return np.isin(a, self.values)
         return np.asarray(np.logical_or.reduce([a == value for value in self.values]))
 
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
@@ -181,7 +185,9 @@ class OneOf:
         return Failure(f"{words.term(self.a, values)} {verb} {self._listed(words)}")
 
     def _listed(self, words: Words) -> str:
-        return ", ".join(words.value(self.a, v) if isinstance(self.a, str) else str(v) for v in self.values)
+        shown = self.values if len(self.values) <= MANY else self.values[:2]
+        said = [words.value(self.a, v) if isinstance(self.a, str) else str(v) for v in shown]
+        return ", ".join([*said, *([f"… ({len(self.values)} in all)"] if len(shown) < len(self.values) else [])])
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,11 @@ def parse_slow(texts: Iterable[str]) -> dict[str, float]:
 
 
 def slowed(cluster: ClusterSpec, slow: Mapping[str, float]) -> ClusterSpec:
-    """The cluster with levels at a share of their bandwidth, and every device as slow as the slowest: each step waits for it."""
+    """The cluster with levels at a share of their bandwidth, and every device as slow as the slowest.
+
+    A step waits for that one wherever it stands, so that no layout takes longer than this; in a stage with little to do one
+    device may take less.
+    """
     changed = cluster
     for name, share in slow.items():
         if name == DEVICE:

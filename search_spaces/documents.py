@@ -1,7 +1,7 @@
 """Reads YAML and JSON files safely and turns them into records; whatever is wrong comes back as one sentence.
 
-Nothing in a file is executed. Only plain mappings, lists, text, numbers, booleans and nulls are accepted: no tags, no aliases
-(a few lines of them unfold into gigabytes), no repeated keys, no infinities.
+Nothing in a file is executed. Only plain mappings, lists, text, numbers, booleans and nulls are accepted: no tags, no repeated
+keys, no infinities; aliases, a few lines of which unfold into gigabytes, only where they are asked for, and only so many values.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,20 @@ from .errors import InputError
 
 MAX_BYTES = 4_000_000
 MAX_DEPTH = 64
+MAX_VALUES = 100_000
+"""Of a YAML file, aliases unfolded."""
+
+KINDS = {
+    "string_type": "text",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+}
+"""Findings of pydantic that a value is of another kind, and the kind."""
+KIND = r"(str|int|float|bool|_?[A-Z]\w*|constrained-\w+|(dict|list|tuple|function|literal|union)\b[\[-].*)$"
+"""How pydantic calls the kinds of a union in a location."""
 
 Record = TypeVar("Record", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -47,9 +62,9 @@ def read_document(path: Path) -> dict[str, Any]:
     return parse_document(_text(path), str(path), as_json=path.suffix.lower() == ".json")
 
 
-def parse_document(text: str, where: str, as_json: bool = False) -> dict[str, Any]:
+def parse_document(text: str, where: str, as_json: bool = False, aliases: bool = False) -> dict[str, Any]:
     """The mapping written in `text`; `where` names it in the InputError of a document that is malformed or not a mapping."""
-    data = _parse_json(text, where) if as_json else _parse_yaml(text, where)
+    data = _parse_json(text, where) if as_json else _parse_yaml(text, where, aliases)
     if data is None:
         raise InputError(f"{where}: is empty; it must hold a mapping of keys to values")
     if not isinstance(data, dict):
@@ -63,29 +78,56 @@ def to_record(kind: type[Record], data: Any, where: str) -> Record:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise InputError(sentence(error, kind, where)) from error
+        raise InputError(sentence(error, kind, where, data)) from error
 
 
-def sentence(error: ValidationError, kind: type[BaseModel], where: str) -> str:
-    """The first thing that pydantic found wrong, in one sentence that starts with `where`."""
-    found = error.errors(include_url=False)
+def sentence(error: ValidationError, kind: type[BaseModel], where: str, data: Any = None) -> str:
+    """The first thing that pydantic found wrong, in one sentence that starts with `where`; fields are named as `data` has them."""
+    found = [e for e in error.errors(include_url=False) if not _is_echo(e)]
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])  # a misspelt key also leaves one missing
-    location: Location = first["loc"]
+    places = [_as_written(e["loc"], data) for e in found]
+    at = _as_written(first["loc"], data)
+    near = [at[: len(place)] == place[: len(at)] for place in places]  # what each kind of a union finds there
+    if first["type"] != "extra_forbidden":
+        ranked = [(e["type"] in KINDS, -len(place), n) for n, (e, place) in enumerate(zip(found, places, strict=True)) if near[n]]
+        first = found[min(ranked)[-1]]
+    location = _as_written(first["loc"], data)
+    elsewhere = len({place for place, related in zip(places, near, strict=True) if not related})
     path = field_path(location)
     if first["type"] == "extra_forbidden":
         key = str(location[-1])
         refusal = unsupported(key)
         if refusal:
             return f"{where}: {path} asks for {refusal}, which paraplan does not price; leave it out"
-        known = list(_fields_at(kind, location[:-1]))
+        known = list(_fields_at(kind, first["loc"][:-1]))
         return f"{where}: {path} is not a known key{did_you_mean(key, known) or _listed(known)}"
     if first["type"] == "missing":
         return f"{where}: {path} is missing"
-    problem = _problem(first)
+    wanted = dict.fromkeys(
+        KINDS[e["type"]] for e, place in zip(found, places, strict=True) if place == location and e["type"] in KINDS
+    )
+    problem = f"must be {' or '.join(wanted)}" if first["type"] in KINDS else _problem(first)
     value = "" if isinstance(first["input"], BaseModel | dict) else f" = {_shown(first['input'])}"
     subject = f"{path}{value}: " if path else ""
-    more = error.error_count() - 1
-    return f"{where}: {subject}{problem}" + (f" (and {more} more)" if more else "")
+    return f"{where}: {subject}{problem}" + (f" (and {elsewhere} more)" if elsewhere else "")
+
+
+def _as_written(location: Location, data: Any) -> Location:
+    """A location without the names that pydantic gives the kinds of a union, which no document holds."""
+    kept: list[int | str] = []
+    for part in location:
+        held = data if isinstance(data, dict) else range(len(data)) if isinstance(data, list | tuple) else ()
+        if part in held:
+            kept.append(part)
+            data = data[part]
+        elif isinstance(part, int) or not re.match(KIND, part):  # a key that is missing, or part of a record
+            kept.append(part)
+    return tuple(kept)
+
+
+def _is_echo(error: Any) -> bool:
+    """Whether a list is called short only because entries of it are wrong, which is told of them."""
+    return bool(error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
 
 
 def field_path(location: Iterable[int | str]) -> str:
@@ -162,9 +204,9 @@ class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  
         return mapping
 
 
-def _parse_yaml(text: str, where: str) -> Any:
+def _parse_yaml(text: str, where: str, aliases: bool) -> Any:
     try:
-        _refuse_odd_nodes(text, where)
+        _refuse_odd_nodes(text, where, aliases)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -178,21 +220,34 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where}: holds a value that cannot be read: {error}") from error
 
 
-def _refuse_odd_nodes(text: str, where: str) -> None:
+def _refuse_odd_nodes(text: str, where: str, aliases: bool) -> None:
     """Looks at the events first, since composing a document already recurses into it."""
     depth = 0
+    sizes: dict[str, int] = {}
+    begun: list[tuple[str | None, int]] = []  # collections that are open, and the values before them
+    values = 0
     for event in yaml.parse(text, Loader=_Loader):
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
-            raise InputError(f"{where}: line {line} uses the alias *{event.anchor}; write the value out instead")
+            if not aliases or event.anchor not in sizes:
+                raise InputError(f"{where}: line {line} uses the alias *{event.anchor}; write the value out instead")
+            values += sizes[event.anchor]
+            if values > MAX_VALUES:
+                raise InputError(f"{where}: line {line}: its aliases unfold into more than {MAX_VALUES:,} values; write them out")
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
             raise InputError(f"{where}: line {line} has the tag {event.tag}; only plain values are read")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
+            begun.append((event.anchor, values))
             if depth > MAX_DEPTH:
                 raise InputError(f"{where}: line {line} is nested too deeply; at most {MAX_DEPTH} levels are read")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+            anchor, before = begun.pop()
+            sizes |= {anchor: values - before + 1} if anchor is not None else {}
+        elif isinstance(event, yaml.ScalarEvent):
+            values += 1
+            sizes |= {event.anchor: 1} if event.anchor is not None else {}
 
 
 def _refuse_odd_values(data: Any, where: str, at: Location) -> None:
@@ -216,6 +271,9 @@ def _problem(error: Any) -> str:
         return str(error["ctx"]["error"])
     if error["type"] == "literal_error":
         return f"must be {error['ctx']['expected']}"
+    if error["type"] == "too_short":
+        least = error["ctx"]["min_length"]
+        return f"must have at least {least} {'entry' if least == 1 else 'entries'}"
     message = str(error["msg"])
     return message.replace("Input should", "must") if message.startswith("Input should") else message[0].lower() + message[1:]
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .choices import FRAME, PIPELINE, SHARING, Choices, crossed, divisors, work_kinds
+from .groups import placed_alike
 from .layout import (
     ALL_LAYERS,
     COLUMNS,
@@ -250,8 +251,9 @@ class Space:
         return replace(works.table.take(row), **{k: v for k, v in {**first, **second}.items() if k != "num_microbatches"}), row
 
     def sequence_parallel(self, tp: Ints) -> Ints:
-        """1 wherever tp > 1, or nowhere if the user fixes it to be off, (n,)."""
-        return ((tp > 1) & (self.problem.workload.fix.get("sequence_parallel") != ("false",))).astype(np.int64)
+        """1 wherever tp > 1, or nowhere if the user fixes it to be off or the stack has none, (n,)."""
+        off = self.problem.workload.fix.get("sequence_parallel") == ("false",)
+        return ((tp > 1) & (self.problem.stack.sequence_parallel and not off)).astype(np.int64)
 
     @property
     def words(self) -> str:
@@ -282,9 +284,10 @@ class Space:
         frames, rules = self.frames.columns, self._rules_of(names)
         demands = [_Demand(_frame_names(rule), rule.names, rule.condition.mask) for rule in rules]
         demands += self._distinct_pipelines(choices) if PIPELINE[0] in choices else []
-        looked_at = sorted({*(name for demand in demands for name in demand.frame), "pp", "dp", "cp"} & set(FRAME))
-        if SHARING[0] not in choices and not any("cp" in demand.frame for demand in demands):
-            looked_at.remove("cp")
+        placing = FRAME if self.choices.places_freely else ("pp", "dp", "cp")
+        looked_at = sorted({*(name for demand in demands for name in demand.frame), *placing} & set(FRAME))
+        if SHARING[0] not in choices:
+            looked_at = [name for name in looked_at if name in ("pp", "dp") or any(name in demand.frame for demand in demands)]
         combos, of_frame = _unique_rows([frames[name] for name in looked_at], len(self.frames))
         wide = dict(zip(looked_at, combos, strict=True))
         met = [self._met(demand, wide, choices) for demand in demands]
@@ -299,11 +302,46 @@ class Space:
             for mask, of_row, of_choice in met:
                 legal &= mask[of_row[block]][:, of_choice]
             if SHARING[0] in choices:
-                legal = _distinct_sharings(legal, {name: column[block] for name, column in wide.items()}, choices)
+                legal = self._distinct_sharings(legal, {name: column[block] for name, column in wide.items()}, choices)
             count[block], total[block] = legal.sum(axis=1), legal @ stands_for
             choice.append(np.nonzero(legal)[1].astype(np.int32))
         start = np.cumsum(count) - count
         return _Lists(choices, stands_for, np.concatenate(choice), start[of_frame], count[of_frame], total[of_frame])
+
+    def _distinct_sharings(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
+        """The legal choices (n, choices), each of them once: at cp = 1 the first cp type stands for all, and of rank orders that
+        place groups alike the first: where pp or dp is 1 those of flags do.
+        """
+        whole = (frames["pp"] == 1) | (frames["dp"] == 1)
+        free = self.choices.places_freely
+        for alike, name in ((frames["cp"] == 1, "cp_type"), *(((whole, "rank_order"),) if not free else ())):
+            legal[alike] = _first_of_each(legal[alike], _others(choices, name))
+        return self._distinct_orders(legal, frames, choices) if free else legal
+
+    def _distinct_orders(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
+        """The legal choices (n, choices) whose rank order is the first of those that place the frame's groups alike."""
+        orders, order = np.unique(choices["rank_order"], return_inverse=True)
+        rows, count = len(legal), len(orders)
+        columns = {name: np.repeat(frames[name], count) for name in FRAME} | {"rank_order": np.tile(orders, rows)}
+        table = LayoutTable(**{name: columns.get(name, np.zeros(rows * count, dtype=np.int64)) for name in COLUMNS})
+        units = self.problem.cluster.allocated_sizes(self.problem.devices)[:-1]
+        hsdp = "hsdp" in self.problem.stack.optimizer_shardings
+        place = placed_alike(table, units, self.constants["experts"] > 0, hsdp).reshape(rows, count)
+        by_place = np.argsort(place, axis=1, kind="stable")
+        in_runs = np.take_along_axis(place, by_place, axis=1)
+        begins = np.concatenate([np.ones((rows, 1), dtype=bool), in_runs[:, 1:] != in_runs[:, :-1]], axis=1)
+        found = np.zeros_like(legal)
+        others = _others(choices, "rank_order")
+        for other in np.unique(others):
+            members = np.flatnonzero(others == other)
+            offered = np.zeros((rows, count), dtype=bool)
+            offered[:, order[members]] = legal[:, members]
+            ordered = np.take_along_axis(offered, by_place, axis=1)
+            so_far = np.cumsum(ordered, axis=1)
+            before = np.maximum.accumulate(np.where(begins, so_far - ordered, 0), axis=1)
+            np.put_along_axis(offered, by_place, ordered & (so_far - before == 1), axis=1)
+            found[:, members] = offered[:, order[members]]
+        return found
 
     def _met(self, demand: _Demand, wide: Mapping[str, Ints], choices: Mapping[str, Any]) -> tuple[Bools, Ints, Ints]:
         """Where a demand is met, over the distinct values of the columns that it looks at; and the place among them of each
@@ -331,17 +369,16 @@ class Space:
     def _distinct_pipelines(self, choices: Mapping[str, Any]) -> list[_Demand]:
         """Choices that stages can be cut for, each of them once.
 
-        A stack that cannot be told where to cut gets equal chunks. MTP layers share the last chunk, which holds a decoder layer
-        too unless a layout string says otherwise. Interleaved chunks run in groups of pp micro-batches, as they are priced.
+        A stack that cannot be told where to cut gets equal chunks; what others can be told is `Cutting`. Interleaved chunks run in
+        groups of pp micro-batches, as they are priced.
         Block depths that cover a mean chunk stand aside for `full`, unless the user names them.
         """
         stack, layers, blocks = self.problem.stack, self.constants["layers"], self.constants["blocks"]
-        alone = self.constants["mtp_layers"] > 0 and "layout" in stack.split_forms
 
         def can_be_cut(known: Columns) -> Bools:
             chunks = known["pp"] * known["vpp"]
             free = np.where(known["vpp"] > 1, stack.cuts_freely(2), stack.cuts_freely(1))
-            return np.asarray(np.where(free, chunks <= layers + alone, layers % chunks == 0))
+            return np.asarray(np.where(free, chunks <= self.constants["most_chunks"], layers % chunks == 0))
 
         def in_groups(known: Columns) -> Bools:
             whole = known["num_microbatches"] % known["pp"] == 0
@@ -383,14 +420,9 @@ def _runs(count: Ints) -> tuple[npt.NDArray[np.intp], Ints]:
     return run, np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
 
 
-def _distinct_sharings(legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
-    """The legal choices (n, choices), each of them once: at cp = 1 the first cp type stands for all, where pp or dp is 1 the
-    first rank order.
-    """
-    for alike, name in ((frames["cp"] == 1, "cp_type"), ((frames["pp"] == 1) | (frames["dp"] == 1), "rank_order")):
-        others = row_keys([values for other, values in choices.items() if other != name])
-        legal[alike] = _first_of_each(legal[alike], others)
-    return legal
+def _others(choices: Mapping[str, Any], name: str) -> Ints:
+    """A number for every choice, equal where all columns but one are."""
+    return row_keys([values for other, values in choices.items() if other != name])
 
 
 def _first_of_each(legal: Bools, key: Ints) -> Bools:

@@ -14,6 +14,7 @@ INTEGER_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp", "micro_bat
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
 MAX_DIGITS = 9
 MOST_NESTED = 50
+OPERATORS = "there is * between factors, <, <=, >, >=, == and != between products, and and, or, not between comparisons"
 
 Values = str | int | bool | Sequence[str | int | bool]
 
@@ -54,6 +55,8 @@ class Comparison:
         for fancy, ascii_form in (("≤", "<="), ("≥", ">="), ("≠", "!="), ("×", "*"), ("·", "*")):
             plain = plain.replace(fancy, ascii_form)
         parts = re.split(r"(<=|>=|==|!=|<|>|=)", plain)
+        if len(parts) > 3:
+            raise InputError(f"{flag}: {text!r} compares more than once; join comparisons by and, as in 'tp > 1 and tp < 4'")
         if len(parts) != 3 or not parts[0].strip() or not parts[2].strip():
             raise InputError(f'{flag}: {text!r} is not a comparison such as "pp>16" or "tp*cp<=64"')
         left, right = parts[0].strip(), parts[2].strip()
@@ -181,7 +184,10 @@ def _pairs(text: str, flag: str) -> list[tuple[str, list[str]]]:
         name, equals, value = part.partition("=")
         if not equals:
             raise InputError(f"{flag}: {part!r} is not COLUMN=VALUE, such as tp=8 or tp=4|8")
-        pairs.append((name, [item.strip() for item in value.split("|") if item.strip()]))
+        values = [item.strip() for item in value.split("|")]
+        if len(values) > 1 and not all(values):
+            raise InputError(f"{flag}: {part!r} has nothing on one side of a |; write a value there, or leave the | out")
+        pairs.append((name, values if values[0] else []))
     return pairs
 
 
@@ -225,6 +231,10 @@ def _product(text: str, whole: str, flag: str) -> tuple[str | int, ...]:
             factors.append(int(factor))
         elif re.fullmatch(r"[A-Za-z][A-Za-z_-]*", factor):
             factors.append(_column(factor, f"{flag} {whole!r}", INTEGER_COLUMNS))
+        elif factor.isascii() and factor.isdigit():
+            raise InputError(f"{flag}: {factor[:20]} in {whole[:60]!r} is too large a number; at most {MAX_DIGITS} digits are read")
+        elif not factor or re.search(r"[^\w\s.-]|\s-|-\d", factor):
+            raise InputError(f"{flag}: {text.strip()!r} in {whole!r} is no product of columns and whole numbers; {OPERATORS}")
         else:
             raise InputError(f"{flag}: {factor!r} in {whole!r} is neither a column nor a whole number")
     return tuple(factors)
@@ -253,6 +263,12 @@ def _word(*words: str) -> Callable[[str], str]:
     return check
 
 
+def _order(text: str) -> str:
+    if text not in RANK_ORDERS:
+        raise ValueError(f"must name tp, cp, ep, dp and pp once each, such as {RANK_ORDERS[0]}")
+    return text
+
+
 def _flag(text: str) -> str:
     """ "true" or "false", of these or on and off."""
     word = {"on": "true", "off": "false"}.get(text.lower(), text.lower())
@@ -273,7 +289,7 @@ TEXT_COLUMNS: dict[str, Callable[[str], str]] = {
     "optimizer_sharding": _sharding,
     "recompute": lambda text: str(Recompute.parse(text)),
     "offload": lambda text: offload_text(*parse_offload(text)),
-    "rank_order": _word(*RANK_ORDERS),
+    "rank_order": _order,
 }
 COLUMN_VALUES = dict.fromkeys(INTEGER_COLUMNS, _whole) | TEXT_COLUMNS
 """Every column that can be fixed, and how a value of it is brought to its normal form (ValueError: what it must be)."""

@@ -8,15 +8,28 @@ from the means. A product of extents is the special case in which everything div
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 
 import numpy as np
 
-from .layout import RANK_ORDERS, Bools, Floats, Ints, LayoutTable
+from .layout import FLAG_RANK_ORDERS, RANK_ORDERS, Bools, Floats, Ints, LayoutTable, row_keys
 
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
-PP_INSIDE_DP = RANK_ORDERS.index("tp-cp-ep-pp-dp")
+DENSE = {"tp": "tp", "cp": "cp", "dp": "dp", "pp": "pp"}
+EXPERT = {"etp": "tp", "ep": "ep", "edp": "dp", "pp": "pp"}
+"""Dimensions of the two grids, and what rank orders call them."""
+INNERMOST = len(RANK_ORDERS)
+"""In place of an order's code: every dimension is the fastest, which no order gives more than one. For bounds."""
+PRECEDES = {
+    (first, second): np.array([*(order.index(first) < order.index(second) for order in RANK_ORDERS), False])
+    for first, second in permutations(("tp", "cp", "ep", "dp", "pp"), 2)
+}
+"""By pair of names and code of an order: whether the first varies faster than the second, (orders + 1,)."""
+INNER_PAIRS = [pair for pair in PRECEDES if pair[1] in ("tp", "cp", "ep") and pair not in (("cp", "ep"), ("ep", "cp"))]
+"""What decides on the strides of tp, cp and ep groups: the grids have one of cp and ep each."""
 REMEMBERED = 1 << 16
 """Placements that are kept: more than any table has of groups that do not tile their units."""
 
@@ -119,23 +132,53 @@ def _counted(size: int, stride: int, unit: int, devices: int) -> tuple[float, fl
 def groups(table: LayoutTable, dimension: str) -> Groups:
     """The groups of a dimension under each row's rank order (leftmost in the order's name varies fastest).
 
-    KeyError for a name that is not in DIMENSIONS.
+    Its stride is the product of the degrees of its grid that the order names before it. KeyError for a name that is not in
+    DIMENSIONS.
     """
-    tp_cp = table.tp * table.cp
-    inside = table.rank_order == PP_INSIDE_DP
-    pp_in = np.where(inside, table.pp, 1)
-    if dimension == "tp":
-        return Groups(table.tp, np.ones_like(table.tp))
-    if dimension == "cp":
-        return Groups(table.cp, table.tp)
-    if dimension == "pp":
-        return Groups(table.pp, np.where(inside, tp_cp, tp_cp * table.dp))
-    if dimension == "dp":
-        return Groups(table.dp, tp_cp * pp_in)
-    if dimension == "etp":
-        return Groups(table.etp, np.ones_like(table.etp))
-    if dimension == "ep":
-        return Groups(table.ep, table.etp)
-    if dimension == "edp":
-        return Groups(table.edp, table.etp * table.ep * pp_in)
-    raise KeyError(dimension)
+    if dimension not in DIMENSIONS:
+        raise KeyError(dimension)
+    grid = DENSE if dimension in DENSE else EXPERT
+    stride = np.ones_like(table.tp)
+    for other, name in grid.items():
+        if other != dimension:
+            stride = np.where(PRECEDES[name, grid[dimension]][table.rank_order], stride * getattr(table, other), stride)
+    return Groups(getattr(table, dimension), stride)
+
+
+def inner_strides(table: LayoutTable) -> list[Ints]:
+    """Strides of the groups that layers' messages pass in, where more than the degrees decides on them.
+
+    Under the orders of flags nothing but tp, cp, ep and etp does: then there are none.
+    """
+    if not (table.rank_order >= len(FLAG_RANK_ORDERS)).any():
+        return []
+    return [np.where(of.size > 1, of.stride, 0) for of in (groups(table, name) for name in ("tp", "cp", "ep", "etp"))]
+
+
+def inner_classes(codes: Ints) -> Ints:
+    """A number for each order, equal where no degrees set the groups of layers' messages apart, and 0 for those of flags, (n,)."""
+    found: dict[tuple[bool, ...], int] = {}
+    each = [tuple(bool(PRECEDES[first, second][code]) for first, second in INNER_PAIRS) for code in range(len(RANK_ORDERS))]
+    return np.array([found.setdefault(key, len(found)) for key in each], dtype=np.int64)[codes]
+
+
+def placed_alike(table: LayoutTable, units: Sequence[int], experts: bool, exact: bool) -> Ints:
+    """A number for every row, equal for rows of equal degrees whose groups lie alike on units of all of these sizes, (n,).
+
+    `exact`: strides over cp and dp count as they are, for there are groups within those groups.
+    """
+    placed = {name: groups(table, name) for name in ("tp", "cp", "pp", "dp", *(("ep", "etp", "edp") if experts else ()))}
+    cp, dp = placed["cp"], placed["dp"]
+    near, far = np.minimum(cp.stride, dp.stride), np.maximum(cp.stride, dp.stride)
+    both = (cp.size > 1) & (dp.size > 1)
+    apart = both & (far > near * np.where(near == cp.stride, cp.size, dp.size))
+    shards = Groups(np.where(both & ~apart, cp.size * dp.size, 1), near)
+    columns = [apart.astype(np.int64), *([cp.stride, dp.stride] if exact else [])]
+    columns += [_place(of, unit) for of in (*placed.values(), shards) for unit in units]
+    return row_keys(columns)
+
+
+def _place(of: Groups, unit: int) -> Ints:
+    """What decides how groups of one size lie on units: 0 for inside, the unit for one rank in each, else their stride, (n,)."""
+    inside = (unit % (of.stride * of.size) == 0) | (of.size == 1)
+    return np.where(inside, 0, np.minimum(of.stride, unit))

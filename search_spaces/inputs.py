@@ -25,9 +25,9 @@ from .flags import (
     refuse_unsupported,
 )
 from .huggingface import from_config, load_model_yaml
-from .layout import Problem
+from .layout import RANK_ORDERS, Problem
 from .model import Frozen, ModelSpec, MoeMlp
-from .stack import Stack
+from .stack import MEGATRON_CORE, Stack
 from .workload import Workload
 
 __all__ = [
@@ -55,6 +55,10 @@ CATALOG = Path(__file__).parent / "catalog"
 
 MOST_DEVICES = 524_288  # beyond, the frames of a job no longer fit a search of seconds
 ETP_ASSUMPTION = "etp = 1: experts are spread over devices whole, not split by tensor parallelism"
+
+API_ASSUMPTION = (
+    "ranks are laid out through Megatron-Core's initialize_model_parallel(order=…), whose orders are more than flags say"
+)
 
 Source = str | Path
 
@@ -134,17 +138,19 @@ def build_problem(
     vocab_size: int | None = None,
     reserved_gib: float | None = None,
     offload_to: str | None = None,
+    rank_order: str = "flags",
 ) -> Problem:
     """Everything that a layout is chosen for, checked, with what was assumed listed in words.
 
     Global batch in sequences, sequence length in tokens. `inside` may say "supernode" for whatever level a cluster names so.
     `measured_imbalance` says by ep how many tokens the fullest device receives over the mean, in place of one `expert_imbalance`.
+    `rank_order` "all" adds to the stack's orders those that only Megatron-Core's Python API takes.
     Without a stack or framework the cluster's default stack is taken; etp is fixed to 1 for a MoE model unless `fix` says
     otherwise. InputError, in one sentence, for anything that is unknown, does not fit the cluster, or is a precision that
     accelerator or stack lack.
     """
     spec, machine = load_model(model), load_cluster(cluster)
-    software = _chosen_stack(machine, stack, framework, framework_version)
+    software = _with_orders(_chosen_stack(machine, stack, framework, framework_version), rank_order)
     check_devices(machine, devices)
     moe = any(isinstance(kind.mlp, MoeMlp) for kind in spec.kinds.values())
     fixed, demanded = parse_fix(fix), parse_constraint(constraint)
@@ -181,6 +187,7 @@ def build_problem(
         assumptions=(
             *([f"stack {software.name} ({software.framework} {software.version}), the default of {machine.name}"] * default_stack),
             *([ETP_ASSUMPTION] * (moe and "etp" not in fixed)),
+            *([API_ASSUMPTION] * (rank_order == "all")),
             *_assumptions(spec, machine, software, workload),
         ),
     )
@@ -285,6 +292,15 @@ def _chosen_stack(cluster: ClusterSpec, stack: Source | Stack | None, framework:
     return chosen
 
 
+def _with_orders(stack: Stack, orders: str) -> Stack:
+    """The stack with its own rank orders ("flags"), or with all that Megatron-Core's Python API takes ("all")."""
+    if orders not in ("flags", "all"):
+        raise InputError(f"rank-order = {orders!r}: must be flags (the stack's) or all (those of Megatron-Core's Python API)")
+    if orders == "all" and stack.framework not in MEGATRON_CORE:
+        raise InputError(f"rank-order = all: {stack.framework} lays ranks out by itself; {', '.join(MEGATRON_CORE)} can be told")
+    return stack.model_copy(update={"rank_orders": RANK_ORDERS}) if orders == "all" else stack
+
+
 def check_devices(cluster: ClusterSpec, devices: int) -> None:
     """InputError for a number of devices that is none, or more than a cluster has or a plan reaches."""
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
@@ -330,7 +346,8 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
             "taken to be trained with extended positions"
         )
     if "sequence_parallel" not in workload.fix:
-        yield "sequence parallelism is on wherever tp > 1"
+        has = stack.sequence_parallel
+        yield "sequence parallelism is on wherever tp > 1" if has else f"no sequence parallelism: {stack.name} has none beside TP"
     if any(isinstance(kind.mlp, MoeMlp) for kind in model.kinds.values()):
         yield _imbalance_words(workload)
     yield (

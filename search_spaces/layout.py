@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from .cluster import ClusterSpec
 from .model import Frozen, ModelSpec
 from .stack import Stack
-from .vocabulary import CP_TYPES, RANK_ORDERS, RECOMPUTE_MODULES, SCHEDULES, SHARDINGS
+from .vocabulary import CP_TYPES, FLAG_RANK_ORDERS, RANK_ORDERS, RECOMPUTE_MODULES, SCHEDULES, SHARDINGS
 from .workload import Workload
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "COLUMNS",
     "CP_TYPES",
     "DEGREES",
+    "FLAG_RANK_ORDERS",
     "FULL_BLOCK",
     "FULL_UNIFORM",
     "NONE",
@@ -220,7 +221,9 @@ class Layout(Frozen):
     @field_validator("rank_order")
     @classmethod
     def _rank_order(cls, value: str) -> str:
-        return _one_of("rank_order", value, RANK_ORDERS)
+        if value not in RANK_ORDERS:
+            raise ValueError(f"rank_order {value!r} must name tp, cp, ep, dp and pp once each, such as {RANK_ORDERS[0]}")
+        return value
 
     @field_validator("recompute")
     @classmethod
@@ -389,6 +392,10 @@ class LayoutTable:
         return Recompute(int(self.recompute_mode[row]), int(self.recompute_modules[row]), int(self.recompute_layers[row]))
 
 
+ROWS_AT_ONCE = 1 << 14
+"""Rows whose keys are put together at once: they stay in the cache."""
+
+
 def row_keys(columns: Sequence[npt.NDArray[np.generic]]) -> Ints:
     """One integer from 0 on per row, equal exactly where all columns are, and not much larger than there are rows, (n,).
 
@@ -396,6 +403,7 @@ def row_keys(columns: Sequence[npt.NDArray[np.generic]]) -> Ints:
     """
     key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     largest = max(1 << 16, 4 * len(key))
+    digits: list[tuple[Ints, int, int]] = []
     for column in columns if len(key) else ():
         digit = _whole(np.asarray(column))
         low, radix = _span(digit)
@@ -405,21 +413,40 @@ def row_keys(columns: Sequence[npt.NDArray[np.generic]]) -> Ints:
             digit, radix = _dense(digit)
             low = 0
         if span * radix > largest:
-            key, span = _dense(key)
-        key *= radix
-        key += digit
-        key -= low
+            key, span = _dense(_appended(key, digits))
+            digits = []
+        digits.append((digit, low, radix))
         span *= radix
+    return _appended(key, digits)
+
+
+def _appended(key: Ints, digits: Sequence[tuple[Ints, int, int]]) -> Ints:
+    """Numbers with some digits after them, each with its least value and its radix; the numbers are overwritten."""
+    lows = 0
+    for _, low, radix in digits:
+        lows = lows * radix + low
+    for begin in range(0, len(key), ROWS_AT_ONCE):
+        some = key[begin : begin + ROWS_AT_ONCE]
+        for digit, _, radix in digits:
+            some *= radix
+            some += digit[begin : begin + ROWS_AT_ONCE]
+        some -= lows
     return key
 
 
 def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.intp], Ints]:
     """First rows of the distinct combinations of some columns, in no order of theirs, and each row's place among them."""
     key = row_keys(columns)
-    key = _dense(key)[0]
-    first = np.full(int(key.max(initial=-1)) + 1, -1, dtype=np.intp)
+    span = int(key.max(initial=-1)) + 1
+    if span > 4 * len(key) + 64:
+        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        return first, place.reshape(-1)
+    first = np.full(span, -1, dtype=np.intp)
     first[key[::-1]] = np.arange(len(key) - 1, -1, -1)
-    return first, key
+    values = np.flatnonzero(first >= 0)
+    rank = np.empty(span, dtype=np.int32)
+    rank[values] = np.arange(len(values), dtype=np.int32)
+    return first[values], rank.take(key).astype(np.int64)
 
 
 def _whole(column: npt.NDArray[np.generic]) -> Ints:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
+from math import prod
 
 from .conditions import (
     Compare,
@@ -21,8 +23,10 @@ from .conditions import (
 from .errors import InputError
 from .expressions import Expression, product
 from .flags import INTEGER_COLUMNS, Clause, Comparison, Joined, parse_clause, parse_fix, parse_inside
+from .groups import DENSE, EXPERT
 from .layout import (
     CP_TYPES,
+    FLAG_RANK_ORDERS,
     NONE,
     RANK_ORDERS,
     RECOMPUTE_MODULES,
@@ -36,22 +40,15 @@ from .layout import (
 from .quantities import PER_MILLE
 from .rulebook import Rule
 
+LARGEST = 1 << 50
+"""Of a product in a rule: masks in 64 bits and CP-SAT's variables both hold it exactly."""
+BATCHES = ("micro_batch", "num_microbatches")
 VOCABULARIES = {
     "schedule": SCHEDULES,
     "cp_type": CP_TYPES,
     "rank_order": RANK_ORDERS,
     "sequence_parallel": ("false", "true"),
 }
-
-SPANS: dict[str, Expression] = {
-    "tp": "tp",
-    "cp": product("tp", "cp"),
-    "etp": "etp",
-    "ep": product("etp", "ep"),
-}
-"""Ranks from the first to past the last of a group's block, in every rank order. With the others it depends on the order."""
-
-PP_INSIDE_DP = RANK_ORDERS.index("tp-cp-ep-pp-dp")
 
 
 def stack_rules(problem: Problem) -> Iterable[Rule]:
@@ -89,17 +86,19 @@ def user_rules(problem: Problem) -> Iterable[Rule]:
         yield Rule(f"fix {column}", f"{column} is fixed to {' or '.join(values)}", "workload.fix", "user", _fixed(column, values))
     for text in workload.forbid:
         clause = parse_clause(text)
+        _refuse_the_huge(clause, text if text not in workload.demanded else str(clause.negated), problem)
         if text in workload.demanded:
             named, reason, source = f"constraint {clause.negated}", f"{clause.negated} is demanded", "a constraint of the workload"
         else:
             named, reason, source = f"forbid {text}", f"{text} is forbidden", "workload.forbid"
         yield Rule(named, reason, source, "user", Not(_clause(clause)))
+    orders = {*problem.stack.rank_orders, *FLAG_RANK_ORDERS}
     for word, dimensions in parse_inside(workload.inside).items():
         level = _level(problem, word)
         for dimension in dimensions:
             fits = " that fits" if dimension.endswith("?") else ""
             reason = f"every {dimension.removesuffix('?')} group{fits} stays inside one {level}"
-            yield Rule(f"inside {level} {dimension}", reason, "workload.inside", "user", _inside(level, dimension))
+            yield Rule(f"inside {level} {dimension}", reason, "workload.inside", "user", _inside(level, dimension, orders))
 
 
 def _level(problem: Problem, word: str) -> str:
@@ -159,24 +158,60 @@ def _comparison(comparison: Comparison) -> Condition:
     return Compare(_side(comparison.left), comparison.op, _side(comparison.right))  # type: ignore[arg-type]
 
 
+def _refuse_the_huge(clause: Clause, said: str, problem: Problem) -> None:
+    """InputError where a product may grow beyond what is computed exactly."""
+    if isinstance(clause, Joined):
+        for part in clause.parts:
+            _refuse_the_huge(part, said, problem)
+        return
+    for factors in (clause.left, clause.right):
+        if _most(factors, problem) > LARGEST:
+            shown = said if len(said) <= 60 else said[:57] + "…"
+            raise InputError(
+                f"workload: {shown!r} has a product that may exceed 2^{LARGEST.bit_length() - 1}, the most that is computed; "
+                f"write fewer or smaller factors"
+            )
+
+
+def _most(factors: tuple[str | int, ...], problem: Problem) -> int:
+    """An upper bound of a product: columns of one grid multiply to the devices at most, those of the batch to it."""
+    counts = Counter(factor for factor in factors if isinstance(factor, str))
+    most = prod(factor for factor in factors if isinstance(factor, int))
+    devices, batch = problem.devices, problem.workload.global_batch
+    for names, bound in ((DENSE, devices), (("ep", "etp", "edp"), devices), (BATCHES, batch), (("vpp",), problem.model.num_layers)):
+        most *= bound ** max(counts[name] for name in names)
+    return most
+
+
 def _side(factors: tuple[str | int, ...]) -> Expression:
     return factors[0] if len(factors) == 1 else product(*factors)
 
 
-def _inside(level: str, dimension: str) -> Condition:
+def _inside(level: str, dimension: str, orders: Set[str]) -> Condition:
     """Groups of more than one rank lie in one unit: their blocks tile it, or the job has no second unit.
 
     Blocks start at multiples of their span, so a span that does not divide the unit straddles a boundary as soon as there is one.
+    The span depends on what varies faster than the dimension: orders in which that is alike are said together.
     """
     unit, where_it_fits, dimension = f"unit_{level}", dimension.endswith("?"), dimension.removesuffix("?")
-    small = at_most("devices_used", unit)
-    inner = equal("rank_order", PP_INSIDE_DP)
-    if dimension in SPANS:
-        within: Condition = divides(SPANS[dimension], unit)
+    alike: dict[Expression, list[int]] = {}
+    for code, order in enumerate(RANK_ORDERS):
+        if order in orders:
+            alike.setdefault(_span(dimension, order), []).append(code)
+    ways = []
+    for span, codes in alike.items():
+        within: Condition = divides(span, unit)
         if where_it_fits:
-            within = any_of(more_than(SPANS[dimension], unit), within)
-    elif dimension == "pp":  # outermost, or between tp·cp and dp
-        within = all_of(inner, divides(product("tp", "cp", "pp"), unit))
-    else:  # dp and edp: their block is the whole stage, or with pp inside them the whole job
-        within = all_of(Not(inner), divides(product("tp", "cp", "dp"), unit))
-    return implies(more_than(dimension, 1), any_of(within, small))
+            within = any_of(more_than(span, unit), within)
+        ways.append(within if len(alike) == 1 else all_of(one_of("rank_order", tuple(codes)), within))
+    return implies(more_than(dimension, 1), any_of(*ways, at_most("devices_used", unit)))
+
+
+def _span(dimension: str, order: str) -> Expression:
+    """Ranks from the first to past the last of a group's block."""
+    grid = DENSE if dimension in DENSE else EXPERT
+    upto = order[: order.index(grid[dimension])].split("-")
+    factors = [own for own, called in grid.items() if own == dimension or called in upto]
+    if {"etp", "ep", "edp"} <= {*factors}:
+        factors = ["tp", "cp", "dp", *(name for name in factors if name == "pp")]
+    return factors[0] if len(factors) == 1 else product(*factors)

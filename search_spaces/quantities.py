@@ -25,7 +25,7 @@ from .layout import (
     Split,
 )
 from .model import Attention, CompressedAttention, DenseMlp, LatentAttention, LinearAttention, Mamba2, ModelSpec, MoeMlp
-from .stack import Stack
+from .stack import ANY_CHUNKS, Stack
 
 MIB, GIB = 1 << 20, 1 << 30
 PER_MILLE = 1000
@@ -101,9 +101,22 @@ def columns(
 
 
 def most_chunks(model: ModelSpec, stack: Stack) -> int:
-    """Chunks that can each hold a layer: MTP layers share one, which only a layout string can give them alone."""
-    alone = model.mtp is not None and "layout" in stack.split_forms
-    return len(model.layer_kinds) + int(alone)
+    """Chunks that can each hold a layer, or the embedding, or the loss or MTP layers alone where the stack can be told so.
+
+    Layers that the first stage must hold besides its first are no other chunk's.
+    MTP layers and a bare loss behind them are counted once: the two are not told apart on every pp and vpp (`Cutting`). Nor is
+    the last chunk counted where two chunks a stage need a layer in it.
+    """
+    return len(model.layer_kinds) + stack.bare_ends + stack.bare_last(2) - max(0, led_layers(model, stack) - 1)
+
+
+def led_layers(model: ModelSpec, stack: Stack) -> int:
+    """Layers at the front that the first of several stages must hold, 0 where nothing is asked.
+
+    MindSpeed-LLM refuses a first stage of dense layers alone (first_k_dense_replace against num_layers over pipeline stages).
+    """
+    moe = [isinstance(model.kinds[name].mlp, MoeMlp) for name in model.layer_kinds]
+    return moe.index(True) + 1 if stack.framework == "mindspeed-llm" and any(moe) and not moe[0] else 0
 
 
 def model_constants(model: ModelSpec) -> dict[str, int]:
@@ -149,7 +162,7 @@ def stack_constants(stack: Stack) -> dict[str, int]:
         "recompute_block": int(stack.recompute_block),
         "splits_first_last": int("first_last" in stack.split_forms),
         "splits_list": int("layer_list" in stack.split_forms),
-        "splits_free": int("layout" in stack.split_forms or "noop_layers" in stack.split_forms),
+        "splits_free": int(not ANY_CHUNKS.isdisjoint(stack.split_forms)),
     }
 
 
@@ -211,7 +224,7 @@ WORDS = Words(
         "layers": "the {} decoder layers",
         "mtp_layers": "the {} MTP layers",
         "blocks": "the {} layers (MTP included)",
-        "most_chunks": "the {} chunks that its layers can fill",
+        "most_chunks": "the {} chunks that its layers, embedding and loss can fill",
         "heads": "the {} attention heads",
         "kv_heads": "the {} KV heads",
         "kv_heads_multiple": "the {} KV heads",

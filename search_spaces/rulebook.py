@@ -25,7 +25,7 @@ from .layout import (
     SHARDINGS,
 )
 from .quantities import EVEN, FIRST_LAST
-from .stack import Framework, Stack
+from .stack import MEGATRON_CORE, Framework, Stack
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _module(*names: str) -> int:
     return sum(1 << RECOMPUTE_MODULES.index(name) for name in names)
 
 
-MCORE = Frameworks(("megatron-lm", "megatron-bridge", "mindspeed-llm"))
+MCORE = Frameworks(MEGATRON_CORE)
 MEGATRON = Frameworks(("megatron-lm", "megatron-bridge"))
 MINDSPEED = Frameworks(("mindspeed-llm",))
 MINDFORMERS = Frameworks(("mindformers",))
@@ -103,7 +103,7 @@ _V_SHAPED = one_of("schedule", (_DUALPIPEV, _ZB_V))
 _RINGS = one_of("cp_type", _codes(CP_TYPES, "p2p", "allgather", "a2a+p2p"))
 _ALLGATHER, _A2A, _HYBRID = _codes(CP_TYPES, "allgather", "a2a", "a2a+p2p")
 _HSDP = SHARDINGS.index("hsdp")
-_PP_INSIDE_DP = RANK_ORDERS.index("tp-cp-ep-pp-dp")
+_PP_NOT_LAST = tuple(code for code, order in enumerate(RANK_ORDERS) if not order.endswith("pp"))
 _GRID = product("tp", "cp", "pp", "dp")
 _EXPERT_GRID = product("etp", "ep")
 _CHUNKS = product("pp", "vpp")
@@ -114,6 +114,22 @@ _SPLIT_TP = more_than("tp", 1)
 _PIPELINED = more_than("pp", 1)
 _INTERLEAVES = equal("schedule", _INTERLEAVED)
 _FULL = one_of("recompute_mode", (FULL_BLOCK, FULL_UNIFORM))
+
+
+def _with_before_pp(*names: str) -> Condition:
+    """Pipelines of experts in orders in which of tp, cp and ep just these vary faster than pp."""
+    faster = [{*order[: order.index("pp")].split("-")} - {"dp", ""} for order in RANK_ORDERS]
+    return all_of(_MOE, _PIPELINED, one_of("rank_order", tuple(code for code, each in enumerate(faster) if each == {*names})))
+
+
+_SAME_STRIDE_OF_STAGES = (  # where all three vary faster C004a says it, and dp is edp
+    implies(_with_before_pp("tp"), equal("etp", "tp")),
+    implies(_with_before_pp("cp"), equal("cp", 1)),
+    implies(_with_before_pp("ep"), equal("ep", 1)),
+    implies(_with_before_pp("tp", "cp"), equal("etp", product("tp", "cp"))),
+    implies(_with_before_pp("tp", "ep"), equal(_EXPERT_GRID, "tp")),
+    implies(_with_before_pp("cp", "ep"), equal("ep", "cp")),
+)
 
 RULES: tuple[Rule, ...] = (
     # Grids
@@ -130,14 +146,21 @@ RULES: tuple[Rule, ...] = (
         "with pp inside dp, dense and expert parts share their pipeline groups only if their data-parallel sizes agree",
         PARALLEL_STATE,
         "arithmetic",
-        implies(all_of(_MOE, equal("rank_order", _PP_INSIDE_DP), _PIPELINED), equal(_EXPERT_GRID, product("tp", "cp"))),
+        implies(all_of(_MOE, one_of("rank_order", _PP_NOT_LAST), _PIPELINED), equal(_EXPERT_GRID, product("tp", "cp"))),
     ),
     Rule(
         "C004b",
         "a dense model's expert grid takes etp = tp, so with pp inside dp its data-parallel size agrees only if cp = 1",
         PARALLEL_STATE,
         MCORE,
-        implies(all_of(equal("experts", 0), equal("rank_order", _PP_INSIDE_DP), _PIPELINED), equal("cp", 1)),
+        implies(all_of(equal("experts", 0), one_of("rank_order", _PP_NOT_LAST), _PIPELINED), equal("cp", 1)),
+    ),
+    Rule(
+        "C004c",
+        "neighbouring stages are as many ranks apart in the dense grid as in that of experts",
+        PARALLEL_STATE,
+        "arithmetic",
+        all_of(*_SAME_STRIDE_OF_STAGES),
     ),
     Rule(
         "C009",
@@ -615,7 +638,7 @@ RULES: tuple[Rule, ...] = (
         "the optimizer on the host is precision-aware, which only the distributed optimizer is",
         "Megatron-LM megatron/training/arguments.py: optimizer_cpu_offload, use_precision_aware_optimizer",
         MCORE,
-        implies(more_than("optimizer_offload_per_mille", 0), more_than("sharding", 0)),
+        implies(more_than("optimizer_offload_per_mille", 0), one_of("sharding", _codes(SHARDINGS, "zero1"))),
     ),
     Rule(
         "C111b",
@@ -647,7 +670,13 @@ RULES: tuple[Rule, ...] = (
         implies(more_than("gemm_multiple", 1), divides(product("gemm_multiple", "cp"), product("seq_len", "micro_batch"))),
     ),
     # Placement
-    Rule("C140", "every chunk holds a layer, MTP layers sharing one", "definition", "arithmetic", at_most(_CHUNKS, "most_chunks")),
+    Rule(
+        "C140",
+        "every chunk holds a layer, the embedding, the loss, or the MTP layers, which share one",
+        "definition",
+        "arithmetic",
+        at_most(_CHUNKS, "most_chunks"),
+    ),
     Rule(
         "C141",
         "a TP group lies in one supernode or fills whole ones",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
 from .cluster import Figure
@@ -13,8 +14,12 @@ from .vocabulary import CP_TYPES, RANK_ORDERS, RECOMPUTE_MODULES, SCHEDULES, SHA
 from .workload import Precision
 
 Framework = Literal["megatron-lm", "megatron-bridge", "mindspeed-llm", "mindformers", "torchtitan", "deepspeed", "nanotron"]
-SplitForm = Literal["even", "first_last", "layer_list", "noop_layers", "layout"]
+MEGATRON_CORE: tuple[Framework, ...] = ("megatron-lm", "megatron-bridge", "mindspeed-llm")
+"""Those built on Megatron-Core, whose initialize_model_parallel takes any rank order from a program."""
+SplitForm = Literal["even", "first_last", "layer_list", "noop_layers", "offset", "layout"]
 """Ways in which a framework can be told where stages are cut, from the least to the most free."""
+ANY_CHUNKS = frozenset(("noop_layers", "offset", "layout"))
+"""Those that cut any chunk anywhere; a list of layers cuts stages of one chunk."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -86,7 +91,11 @@ class Stack(Frozen):
     attention_kernel: Literal["flash", "unfused"] = "flash"
     eager_kernels: tuple[Literal["norm", "activation", "rotary", "loss"], ...] = ()  # chains of kernels; the others are one each
     fused_gate: bool = True  # gate and up projection of a gated MLP are one GEMM; apart, each sends its input's gradient
+    shared_gathers: bool = True  # linears with one input gather it once under SP; else each of q, k, v, gate and up for itself
     fused_accumulation: bool = True  # GEMMs add to the gradient buffer; else every micro-batch passes over it once more
+    fp8_gathers: bool = False  # under FP8 inputs and output gradients of linears are cast before TP gathers them
+    fp8_cast_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per value of an operand that kernels of their own
+    # cast for each of its GEMMs; 0: whatever produces it casts it, and one scale serves both of its GEMMs
     gathered_logits: bool = False  # every TP rank holds all logits and computes the whole loss
     scattered_p2p: bool = False  # without SP, TP ranks send a share of the activation each to the next stage, which gathers them
     zero1_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"  # of gradients, once per step
@@ -114,6 +123,7 @@ class Stack(Frozen):
     optimizer_offload: bool = False
     activation_offload: bool = False  # saved activations of a layer leave the device and come back beside other layers' work
     offloaded_step: Literal["host", "device"] = "host"  # a CPU optimizer, or states that visit the device to be updated
+    sequence_parallel: bool = True  # shards beside TP what TP leaves whole
     kv_replication: bool = True  # TP beyond the KV heads replicates them; without it kv_heads must divide
     expert_tensor_parallel: bool = True  # has its own ETP degree
     vocab_divisor: PositiveInt = 128  # vocabulary is padded to a multiple of this times tp
@@ -122,6 +132,7 @@ class Stack(Frozen):
     host_floor_moe_s: Figure
     attention_efficiency: Figure = WHOLE  # share of the profile's attention rate that the stack's kernel reaches
     elementwise_efficiency: Figure = WHOLE  # share of the profile's memory rate that its elementwise kernels reach
+    host_floor_eager: Figure = WHOLE  # a dense layer's floor under TP where it is not compiled, over that where it is
     host_floor_casts: Figure = WHOLE  # a MoE layer's floor under FP8 and FP4 over that in BF16: casts, scales and transposes
     host_floor_per_expert_s: Figure = NOTHING  # host time that each expert of the device adds: its GEMMs are launched one by one
     host_wait_moe_s: Figure = NOTHING  # idle device time per MoE layer, forward: the host reads token counts before it launches on
@@ -132,6 +143,8 @@ class Stack(Frozen):
     scale_out_congestion: Figure = FREE  # power by which that share falls with the number of devices
     host_floor_per_collective_s: Figure = NOTHING  # host time that each TP collective adds to a layer's floor
     host_floor_pipeline_s: Figure = NOTHING  # host time that a pipeline engine adds per layer, pass and TP rank
+    scale_out_delay_s: Figure = NOTHING  # of every collective of a layer that leaves the supernode, before a byte moves
+    message_stall_s: Figure = NOTHING  # of every message between stages whose weights no rank shares out (see Rows.stalled_s)
     step_overhead_s: Figure  # per step: data, logging, host synchronisation
     precisions: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("bf16", "fp16")
     note: str = ""
@@ -147,6 +160,11 @@ class Stack(Frozen):
         """Share of a MoE layer's host floor that is left beside the modules replayed from graphs."""
         saved = sum(self.graph_shares[name].value for name in self.graph_modules if name in self.graph_shares)
         return max(1.0 - saved, 0.0)
+
+    @property
+    def slower_in_pipelines(self) -> bool:
+        """Whether a layer costs more in a pipeline than without one."""
+        return bool(np.any(self.host_floor_pipeline_s.value) or np.any(self.scale_out_delay_s.value))
 
     @property
     def sent_gradient_bytes(self) -> float:
@@ -170,8 +188,20 @@ class Stack(Frozen):
 
     def cuts_freely(self, vpp: int) -> bool:
         """Whether it can be told any contiguous split into stages of vpp chunks."""
-        forms = set(self.split_forms)
-        return bool(forms & {"layout", "noop_layers"}) or ("layer_list" in forms and vpp == 1)
+        return not ANY_CHUNKS.isdisjoint(self.split_forms) or ("layer_list" in self.split_forms and vpp == 1)
+
+    @property
+    def bare_ends(self) -> bool:
+        """Whether embedding, and loss or MTP layers, can each be a chunk without decoder layers."""
+        return "layout" in self.split_forms or "offset" in self.split_forms
+
+    def bare_last(self, vpp: int) -> bool:
+        """Whether the last chunk can be without decoder layers.
+
+        An offset may leave the ends of its rows empty (MindSpore Transformers, LayerSetting._check_inputs). The last chunk of a V
+        shape, of two chunks a stage, is no end of them.
+        """
+        return "layout" in self.split_forms or ("offset" in self.split_forms and vpp != 2)
 
     @field_validator("schedules", "cp_types", "optimizer_shardings", "rank_orders", "recompute_modules")
     @classmethod

@@ -9,35 +9,38 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from paraplan.search_spaces.groups import DIMENSIONS, Groups, groups
-from paraplan.search_spaces.layout import Layout, LayoutTable
+from paraplan.search_spaces.layout import FLAG_RANK_ORDERS, RANK_ORDERS, Layout, LayoutTable
 
 UNITS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 64, 72, 88, 384, 768)
 
 
 def random_layout(rng: random.Random) -> Layout:
-    """Degrees that divide nothing in particular; with pp inside dp the two grids agree, as rule C004a asks."""
-    tp, cp, pp, dp = (rng.choice(choice) for choice in ((1, 2, 3, 4, 8), (1, 2, 3, 5), (1, 2, 3, 4, 7), (1, 2, 3, 4, 5, 8)))
-    order = rng.choice(("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"))
-    tied = order == "tp-cp-ep-pp-dp" and pp > 1
-    whole = tp * cp if tied else tp * cp * dp
-    ep = rng.choice([d for d in range(1, whole + 1) if whole % d == 0])
-    etp = whole // ep if tied else rng.choice([d for d in range(1, whole // ep + 1) if whole // ep % d == 0])
-    edp = tp * cp * dp // (ep * etp)
-    return Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, edp=edp, rank_order=order, sequence_parallel=False)
+    """Degrees that divide nothing in particular, in any order; where pp is not last the two grids agree, as rule C004a asks."""
+    while True:
+        tp, cp, pp, dp = (rng.choice(choice) for choice in ((1, 2, 3, 4, 8), (1, 2, 3, 5), (1, 2, 3, 4, 7), (1, 2, 3, 4, 5, 8)))
+        order = rng.choice((*FLAG_RANK_ORDERS, *RANK_ORDERS))
+        tied = not order.endswith("pp") and pp > 1
+        whole = tp * cp if tied else tp * cp * dp
+        ep = rng.choice([d for d in range(1, whole + 1) if whole % d == 0])
+        etp = whole // ep if tied else rng.choice([d for d in range(1, whole // ep + 1) if whole // ep % d == 0])
+        edp = tp * cp * dp // (ep * etp)
+        layout = Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, edp=edp, rank_order=order, sequence_parallel=False)
+        if not tied or ranks_of(layout, "pp") == ranks_of(layout, "pp", experts=True):
+            return layout
 
 
-def ranks_of(layout: Layout, dimension: str) -> list[list[int]]:
-    """Every group of a dimension as its ranks, from Megatron's definition: the leftmost name of the order varies fastest."""
-    dense = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp}
-    expert = {"etp": layout.etp, "ep": layout.ep, "edp": layout.edp, "pp": layout.pp}
-    names = ("tp", "cp", "dp", "pp") if layout.rank_order == "tp-cp-ep-dp-pp" else ("tp", "cp", "pp", "dp")
-    if dimension in ("etp", "ep", "edp"):
-        names = tuple({"tp": "etp", "cp": "ep", "dp": "edp"}.get(name, name) for name in names)
-    sizes = expert if dimension in ("etp", "ep", "edp") else dense
-    shape = [sizes[name] for name in reversed(names)]
+def ranks_of(layout: Layout, dimension: str, experts: bool = False) -> list[list[int]]:
+    """Every group of a dimension as its ranks, from Megatron's definition: the leftmost name of the order varies fastest.
+
+    `experts`: pipelines as the grid of experts has them.
+    """
+    experts |= dimension in ("etp", "ep", "edp")
+    called = {"tp": "etp", "dp": "edp"} if experts else {}
+    names = [called.get(name, name) for name in layout.rank_order.split("-") if name != ("cp" if experts else "ep")]
+    shape = [getattr(layout, name) for name in reversed(names)]
     ranks = np.arange(np.prod(shape)).reshape(shape)
     axis = len(names) - 1 - names.index(dimension)
-    return np.moveaxis(ranks, axis, -1).reshape(-1, sizes[dimension]).tolist()  # type: ignore[no-any-return]
+    return np.moveaxis(ranks, axis, -1).reshape(-1, getattr(layout, dimension)).tolist()  # type: ignore[no-any-return]
 
 
 def test_size_and_stride_are_those_of_the_ranks() -> None:
@@ -59,7 +62,7 @@ def held(ranks: list[list[int]], unit: int) -> list[Counter[int]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_worst_groups_and_means_are_those_counted_rank_by_rank(seed: int) -> None:
-    """300 frames in both orders, every dimension, fifteen sizes of a unit: nothing is off anywhere."""
+    """300 frames in many orders, every dimension, fifteen sizes of a unit: nothing is off anywhere."""
     rng = random.Random(seed)
     for _ in range(75):
         layout = random_layout(rng)

@@ -461,7 +461,7 @@ def test_whatever_a_config_holds_it_is_read_or_refused_in_words(
     ("old", "new", "words"),
     [
         ("hidden_size: 4096", "hidden_size: -1", "hidden_size = -1: must be greater than 0"),
-        ("hidden_size: 4096", 'hidden_size: "4096"', "hidden_size = '4096': must be a valid integer"),
+        ("hidden_size: 4096", 'hidden_size: "4096"', "hidden_size = '4096': must be a whole number"),
         ("hidden_size: 4096", "hidden_sise: 4096", "hidden_sise is not a known key; did you mean 'hidden_size'"),
         ("hidden_size: 4096\n", "", "hidden_size is missing"),
         ("31*moe", "31*mo", "layers names the kind 'mo', which is not defined; use one of dense, moe"),

@@ -31,6 +31,7 @@ from paraplan.search_spaces.inputs import (
     parse_inside,
 )
 from paraplan.search_spaces.layout import Problem
+from paraplan.search_spaces.limits import user_rules
 from paraplan.search_spaces.model import Attention, DenseMlp, LayerKind, ModelSpec, MoeMlp
 from paraplan.search_spaces.stack import Stack
 from pydantic import BaseModel
@@ -504,3 +505,35 @@ def test_records_and_names_give_the_same_problem() -> None:
     stack: Stack = load_stack("megatron-lm")
     by_name = problem(stack="megatron-lm")
     assert problem(stack=stack, cluster=load_cluster("hgx-h100")) == by_name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp**2 < 4", "there is \\* between factors"),
+        ("tp / 2 < 4", "there is \\* between factors"),
+        ("tp % 2 == 0", "<, <=, >, >=, == and != between products"),
+        ("1 < tp < 4", "compares more than once"),
+        ("99999999999 > tp", "too large a number; at most 9 digits"),
+    ],
+)
+def test_what_rules_are_not_made_of_is_told_with_what_they_are(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse_constraint(text)
+
+
+@pytest.mark.parametrize("text", ["tp=2|3|", "tp=|2", "tp=2||3"])
+def test_an_alternative_left_empty_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="nothing on one side of"):
+        parse_fix(text)
+
+
+def test_products_are_exact_or_refused() -> None:
+    """64 factors of 8 are 2^192, which 64 bits hold as 0; four grids' worth of columns are far from any limit."""
+    huge = build_problem("llama-3.1-8b", "hgx-h100", 8, 32, 4096, constraint="*".join(["tp"] * 64) + " >= 2")
+    with pytest.raises(InputError, match=r"may exceed 2\^50"):
+        list(user_rules(huge))
+    with pytest.raises(InputError, match=r"may exceed 2\^50"):
+        list(user_rules(build_problem("llama-3.1-8b", "hgx-h100", 8, 32, 4096, forbid="999999999*999999999 > tp or pp > 2")))
+    wide = build_problem("llama-3.1-8b", "hgx-h100", 16384, 16384, 4096, constraint="tp*cp*pp*dp*micro_batch <= 16384*16384")
+    assert any(rule.scope == "user" for rule in user_rules(wide))

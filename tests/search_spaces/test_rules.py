@@ -38,7 +38,7 @@ from paraplan.search_spaces.layer_kinds import (
     MoeMlp,
 )
 from paraplan.search_spaces.layer_kinds import Mamba2 as Mamba
-from paraplan.search_spaces.layout import ALL_LAYERS, Layout, LayoutTable, Problem
+from paraplan.search_spaces.layout import ALL_LAYERS, RANK_ORDERS, Layout, LayoutTable, Problem
 from paraplan.search_spaces.model import ModelSpec, Mtp
 from paraplan.search_spaces.quantities import DERIVED, MIB, columns, constants, usable_bytes, whole_mib, words_for
 from paraplan.search_spaces.rulebook import RULES, Frameworks, Rule, in_range
@@ -114,7 +114,7 @@ VALUES: dict[str, tuple[int, ...]] = {
     "recompute_layers": (0, 1, 2, 40, ALL_LAYERS),
     "optimizer_offload_per_mille": (0, 500, 1000),
     "activation_offload_per_mille": (0, 250),
-    "rank_order": (0, 1),
+    "rank_order": (0, 1, RANK_ORDERS.index("tp-pp-cp-ep-dp"), RANK_ORDERS.index("pp-dp-tp-cp-ep")),
     "split_form": (0, 1, 2, 3),
     "placed_blocks": (11, 12, 13, 30),
     "peak_bytes": (MIB, 60 * 1024 * MIB, 200 * 1024 * MIB),

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.inputs import build_problem, load_stack
 from paraplan.search_spaces.layer_kinds import Attention, DenseMlp, LatentAttention, LayerKind, LinearAttention, Mamba2, MoeMlp
 from paraplan.search_spaces.layout import Layout, Problem, Split
 from paraplan.search_spaces.model import ModelSpec, Mtp
 from paraplan.search_spaces.rules import violations
+from paraplan.search_spaces.stack import Stack
 
 EVEN_ONLY = "nanotron"  # cuts stages evenly
 FIRST_LAST = "megatron-lm-0.12"  # even, or with a first and last stage of their own
@@ -52,7 +53,7 @@ def spec(kinds: dict[str, LayerKind], layers: tuple[str, ...], **more: object) -
 
 
 def on(
-    model: ModelSpec, devices: int, stack: str, batch: int, seq_len: int = 4096, cluster: str = "hgx-h100", **more: object
+    model: ModelSpec, devices: int, stack: str | Stack, batch: int, seq_len: int = 4096, cluster: str = "hgx-h100", **more: object
 ) -> Problem:
     return build_problem(model, cluster, devices, batch, seq_len, stack, **more)  # type: ignore[arg-type]
 
@@ -151,16 +152,29 @@ def test_layer_counts_that_frameworks_were_made_to_reject() -> None:  # [ran] 66
     assert "C060" not in broken(on(dense(layers=64), 64, EVEN_ONLY, 64), pp=8)
 
 
-def test_a_list_of_layers_has_no_chunks() -> None:  # MindSpeed-LLM num-layer-list and mindformers' offsets
-    problem = on(dense(layers=30), 32, "mindformers", 64, cluster="atlas-800t-a2")
+def test_a_list_of_layers_has_no_chunks() -> None:  # MindSpeed-LLM num-layer-list
+    stack = load_stack("mindspeed-llm").model_copy(update={"split_forms": ("even", "layer_list")})
+    problem = on(dense(layers=30), 32, stack, 64, cluster="atlas-800t-a2")
     assert not broken(problem, pp=4, stages=stages([7, 9, 8, 6], 30))
     assert "C060" in broken(problem, pp=4, vpp=2)
 
 
-def test_stages_are_at_most_as_many_as_layers() -> None:
-    problem = on(dense(layers=6), 64, ANY_CUT, 64)
+def test_an_offset_has_chunks_and_may_leave_head_and_tail_without_layers() -> None:  # mindformers, shape (pp_interleave_num, pp)
+    problem = on(dense(layers=30), 32, "mindformers", 64, cluster="atlas-800t-a2")
+    assert not broken(problem, pp=4, stages=stages([0, 15, 15, 0], 30))
+    assert not broken(problem, pp=4, vpp=2)
+
+
+def test_stages_are_at_most_as_many_as_layers() -> None:  # MindSpeed refuses a chunk of no-ops only
+    problem = on(dense(layers=6), 64, "mindspeed-llm", 64, cluster="atlas-800t-a2")
     assert not broken(problem, pp=6) and broken(problem, pp=7) == {"C140"}
     assert broken(problem, pp=4, vpp=2) == {"C140"}
+
+
+def test_embedding_and_loss_can_be_stages_of_their_own() -> None:  # Megatron-LM, Llama-3 405B's layout string
+    problem = on(dense(layers=6), 64, "megatron-lm", 64)
+    assert not broken(problem, pp=8) and broken(problem, pp=9) == {"C140"}
+    assert not broken(problem, pp=4, vpp=2)
 
 
 # Grids of experts
