@@ -16,7 +16,7 @@ import numpy as np
 from ..search_spaces.cluster import Figure
 from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Floats
-from .few_runs import few_runs
+from .few_runs import doubts_of, few_runs
 from .intervals import Kind, Residuals, intervals_of
 from .many_runs import Search
 from .parameters import FEW_ROWS, PARAMETERS, Fit, Parameter, centres, movable, start_of, summary
@@ -331,7 +331,7 @@ def _residuals(outcomes: Sequence[Outcome], found: _Found) -> Residuals:
         tuple(o.job is not None and o.job.problem.model.is_moe for o in outcomes),
         tuple(keys.index(key) for key in keys),
         tuple(models.index(model) for model in models),
-        found.spread,
+        math.hypot(found.spread, float(np.median(doubts_of(outcomes)))),
     )
 
 

@@ -29,16 +29,24 @@ class Kernels:
         if op.kind == "attention":
             return self._attention_s(op, 1.0, backward=False)
         if op.kind == "memory":
-            return self.elementwise_s(op.forward_bytes + op.zeros)
-        return self._gemm_s(op, op.m, op.n, op.k)
+            return self.elementwise_s(op.forward_bytes + op.zeros, op.kernels[0])
+        return self._gemm_s(op, op.m, op.n, op.k) + self._cast_s(op, op.m * op.k + op.n * op.k)
 
     def backward_s(self, op: Operator) -> Floats:
         """Seconds of the backward kernels of `op`, (n,): for a GEMM dgrad (m×k×n) and wgrad (n×k×m)."""
         if op.kind == "attention":
             return self._attention_s(op, FLASH_BACKWARD if self.stack.attention_kernel == "flash" else 2.0, backward=True)
         if op.kind == "memory":
-            return self.elementwise_s(op.backward_bytes + op.zeros)
-        return self._gemm_s(op, op.m, op.k, op.n) + self.wgrad_s(op)
+            return self.elementwise_s(op.backward_bytes + op.zeros, op.kernels[1])
+        cast_s = self._cast_s(op, 2.0 * op.m * op.n + op.n * op.k + op.m * op.k)
+        return self._gemm_s(op, op.m, op.k, op.n) + self.wgrad_s(op) + cast_s
+
+    def _cast_s(self, op: Operator, values: Floats | float) -> Floats | float:
+        """Seconds to cast the operands of a GEMM by kernels of their own, each for each GEMM that it enters."""
+        each = self.stack.fp8_cast_bytes
+        if not each or op.high_precision or self.precision not in ("fp8", "fp4"):
+            return 0.0
+        return self.elementwise_s(each * op.groups * values + op.zeros)
 
     def wgrad_s(self, op: Operator) -> Floats:
         """Seconds of the weight gradient of a GEMM, (n,).
@@ -50,9 +58,9 @@ class Kernels:
         added = (2.0 * self.stack.gradient_bytes - BF16) * op.n * op.k * op.groups if alone else 0.0
         return self._gemm_s(op, op.n, op.k, op.m) + added / self._memory_rate
 
-    def elementwise_s(self, moved: Floats) -> Floats:
-        """Seconds of kernels that only move `moved` bytes through memory, (n,)."""
-        return self._memory_s(moved, self.stack.elementwise_efficiency.value)
+    def elementwise_s(self, moved: Floats, kernels: int = 1) -> Floats:
+        """Seconds of `kernels` in a row that only move `moved` bytes through memory together, (n,)."""
+        return self._memory_s(moved, self.stack.elementwise_efficiency.value, kernels)
 
     def _gemm_s(self, op: Operator, m: Floats | float, n: Floats | float, k: Floats | float) -> Floats:
         precision = "bf16" if op.high_precision and self.precision in ("fp8", "fp4") else self.precision
@@ -78,8 +86,9 @@ class Kernels:
             return curves.backward if backward else curves.forward
         return curves.unfused_backward if backward else curves.unfused_forward
 
-    def _memory_s(self, moved: Floats, share: float = 1.0) -> Floats:
-        return np.where(moved > 0, moved / (self._memory_rate * share) + self.profile.elementwise_launch_s.value, 0.0)
+    def _memory_s(self, moved: Floats, share: float = 1.0, kernels: int = 1) -> Floats:
+        launch_s = kernels * self.profile.elementwise_launch_s.value
+        return np.where(moved > 0, moved / (self._memory_rate * share) + launch_s, 0.0)
 
     @property
     def _memory_rate(self) -> float:

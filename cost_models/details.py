@@ -49,7 +49,8 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     rows, cuts = model.rows(table), np.array([split.cuts])
     flow = model.flow(rows, cuts)
     chunks, times = flow.chunks, model.around_pipeline(rows, flow)
-    overhead = model.problem.stack.step_overhead_s.value
+    stalled_s = float(rows.stalled_s[0])
+    overhead = model.problem.stack.step_overhead_s.value + stalled_s
     m = float(layout.num_microbatches)
     reduced = int(times.done_s[0].argmax())  # the stage whose gradients are reduced last
     after = int(times.after_s[0].argmax())
@@ -70,12 +71,12 @@ def detail(model: CostModel, layout: Layout) -> Detail:
         "tp": every[TP],
         "cp": every[CP],
         "ep": every[EP] - hidden_s,
-        "pp": end - still,
+        "pp": end - still + stalled_s,
         "dp": every[DP] + times.reduced_s[0, reduced] + times.gathered_s[0, after],
         "bubble": still - steady,
         "optimizer": times.optimizer_s[0, after],
         "offload": every[OFFLOAD] + (0.0 if times.offload_s is None else times.offload_s[0, after]),
-        "host": every[HOST] + overhead,
+        "host": every[HOST] + overhead - stalled_s,
     }
     peaks = model.stage_peaks(rows, flow.load)[:, 0, :]
     traffic = _traffic(model, rows, cuts, (float(chunks.dense.sum()), float(chunks.expert.sum())))

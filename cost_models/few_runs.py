@@ -26,6 +26,7 @@ class FewRuns:
     parameters: tuple[Parameter, ...]
     prior: Prior
     jobs: tuple[object, ...]
+    doubts: Floats
 
     @property
     def names(self) -> list[str]:
@@ -43,7 +44,8 @@ class FewRuns:
         """
         floors = np.array(["floor" in name for name in self.names]) * self.prior.spread
         starts = np.array([self.prior.centre, self.prior.centre + floors])
-        return posterior(self.residuals, self.prior, NOISE, weights * self.runs.weights, self.jobs, starts)
+        noise = replace(NOISE, run=np.hypot(NOISE.run, self.doubts))
+        return posterior(self.residuals, self.prior, noise, weights * self.runs.weights, self.jobs, starts)
 
     def left_out(self) -> tuple[Floats, list[int]]:
         """Weights of selections, every run and then each group left out in turn, (1 + groups, n), and every run's selection.
@@ -63,7 +65,12 @@ def few_runs(
     free = [replace(p, spread=expected[p.name].spread if p.name in expected else p.between) for p in movable(parameters, runs)]
     low, high = (np.log([getattr(p, end) for p in free]) for end in ("low", "high"))
     prior = Prior(np.array([start_of(p, runs, expected) for p in free]), np.array([p.spread for p in free]), low, high)
-    return FewRuns(runs, tuple(free), prior, tuple(job_of_run(outcome) for outcome in outcomes))
+    return FewRuns(runs, tuple(free), prior, tuple(job_of_run(outcome) for outcome in outcomes), doubts_of(outcomes))
+
+
+def doubts_of(outcomes: Sequence[Outcome]) -> Floats:
+    """What the runs' sources leave open of each, as a spread of log step time, (n,)."""
+    return np.array([0.0 if outcome.job is None else outcome.job.doubt for outcome in outcomes])
 
 
 def job_of_run(outcome: Outcome) -> object:

@@ -45,7 +45,7 @@ class Residuals:
     moe: tuple[bool, ...]
     problems: tuple[int, ...] = ()  # runs that share one are layouts of one problem
     models: tuple[int, ...] = ()  # runs that share one are of one model
-    spread: float = 0.0  # of log step times, by what few runs leave unknown of the figures
+    spread: float = 0.0  # of log step times, by what few runs leave unknown of the figures, and sources of their runs
 
     def of(self, moe: bool) -> Floats:
         """Sizes of those of one kind of model."""

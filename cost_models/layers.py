@@ -5,24 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..search_spaces.groups import groups
+from ..search_spaces.groups import groups, inner_strides
 from ..search_spaces.layout import (
     FULL_BLOCK,
     FULL_UNIFORM,
     SELECTIVE,
+    Bools,
     Floats,
     Ints,
     LayoutTable,
     Problem,
+    distinct_rows,
 )
 from ..search_spaces.model import MoeMlp, Tensor
 from .compute import Kernels
 from .network import Crossing, Exchange, Network
+from .operation import FP8
 from .operators import (
     BF16,
     LOSS,
@@ -37,7 +40,7 @@ from .operators import (
     logits_bytes,
     mtp_operators,
 )
-from .pieces import WHOLE_COLUMNS, Part, Piece, Pieces, Whole, Wholes
+from .pieces import DENSE_COLUMNS, WHOLE_COLUMNS, Part, Piece, Pieces, Whole, Wholes
 from .profile import Profile
 from .sharding import ZERO2, copy_groups, exchanges, shard_group
 
@@ -47,7 +50,6 @@ COMPUTE, TP, CP, EP, DP, HOST, OFFLOAD = range(len(COMPONENTS))
 LEAST_RESIDENT = 1e-9
 """Share of the activations that stays on the device where all are offloaded: the rest follows from it by division."""
 _COMPONENT_OF = {"tp": TP, "cp": CP, "ep": EP, "etp": EP}
-FP8_BYTES = 1.0
 PERMUTED_AROUND_COLLECTIVE, PERMUTED_AROUND_KERNEL = 4.0, 2.0
 """Passes over the routed tokens that put them in order: before an all-to-all by rank and after it by expert, each read and written;
 a fused dispatch takes tokens as they lie, and only what it delivers is spread to its experts."""
@@ -96,10 +98,12 @@ class LayerModel:
             **as_float,
             cp_type=table.cp_type,
             seq_len=float(workload.seq_len),
-            linear_bytes=FP8_BYTES if fp8 else BF16,
+            linear_bytes=FP8 if fp8 else BF16,
             flash=stack.attention_kernel == "flash",
             eager=frozenset(stack.eager_kernels),
             fused_gate=stack.fused_gate,
+            shared_gathers=stack.shared_gathers,
+            fp8_gathers=fp8 and stack.fp8_gathers,
             gathered_logits=stack.gathered_logits,
             imbalance=self._imbalance(table.ep),
             dispatch_bytes=stack.dispatched_bytes,
@@ -120,29 +124,48 @@ class LayerModel:
         unit = self.problem.stack.vocab_divisor * np.asarray(tp, dtype=np.float64)
         return np.ceil((self.problem.workload.vocab_size or self.model.vocab_size) / unit) * unit
 
-    def wholes(self, table: LayoutTable) -> Wholes:
-        """What every piece costs before recompute and sharding, for each row of `table`: the walk through the operators."""
-        f = self.factors(table)
-        crossings = {d: self.network.crossing(groups(table, d)) for d in ("tp", "cp", "ep", "etp")}
-        operators = {name: self.operators(name, f) for name in (*dict.fromkeys(self.blocks), "embedding", "head")}
+    def wholes(self, table: LayoutTable, shared: bool = True) -> Wholes:
+        """What every piece costs before recompute and sharding, for each row of `table`.
+
+        Pieces without experts cost the same under every EP and ETP: the walk through their operators is `shared`, unless the
+        stack's figures are columns of the table's own.
+        """
+        f, names = self.factors(table), (*dict.fromkeys(self.blocks), *ENDS)
+        routed = [name for name in names if name not in ENDS and self._moe_mlp(name)]
+        first = place = np.arange(len(table))
+        if shared:
+            columns = (getattr(table, name) for name in DENSE_COLUMNS)
+            first, place = distinct_rows([*columns, table.pp > 1, *inner_strides(table)])
+        pieces, largest = self._walked(routed, table)
+        others, largest_of_others = self._walked([name for name in names if name not in routed], table.take(first))
+        pieces |= {name: whole.spread(place) for name, whole in others.items()}
         moe_kinds = [kind for kind in self.model.kinds if isinstance(self.model.kinds[kind].mlp, MoeMlp)]
         buffers = [dispatch_buffer_bytes(self.model, kind, f) for kind in moe_kinds]
         return Wholes(
-            {name: self._whole(name, table, f, crossings, found) for name, found in operators.items()},
+            {name: pieces[name] for name in names},
             layer_input_bytes(self.model, f),
             logits_bytes(f, self.vocab_size(f.tp), self.heads),
             np.max(buffers, axis=0) if buffers else f.zeros,
-            np.max([op.saved_bytes + f.zeros for name in set(self.blocks) for op in operators[name]], axis=0),
+            np.maximum(largest, largest_of_others[place]),
             self._gradient_buffer_bytes(table),
             self._word_embedding(table) if self.model.tied_embeddings or "mtp" in self.blocks else f.zeros,
         )
+
+    def _walked(self, names: Sequence[str], table: LayoutTable) -> tuple[dict[str, Whole], Floats]:
+        """The walk through the operators of some pieces, and the most that an operator of their layers saves, (n,)."""
+        f = self.factors(table)
+        crossings = {d: self.network.crossing(groups(table, d)) for d in ("tp", "cp", "ep", "etp")} if names else {}
+        operators = {name: self.operators(name, f) for name in names}
+        saved = [op.saved_bytes + f.zeros for name in names if name not in ENDS for op in operators[name]]
+        found = {name: self._whole(name, table, f, crossings, each) for name, each in operators.items()}
+        return found, np.max(saved, axis=0) if saved else f.zeros
 
     def pieces(self, table: LayoutTable, wholes: Wholes | None = None, place: Ints | None = None) -> Pieces:
         """Costs of every piece for each row of `table`; row i's combination is `wholes[place[i]]`, where these are at hand."""
         if wholes is None or place is None:
             wholes, place = self.wholes(table), np.arange(len(table))
         return Pieces(
-            {name: self._piece(whole, table, place) for name, whole in wholes.pieces.items()},
+            {name: self._piece(name, whole, table, place) for name, whole in wholes.pieces.items()},
             self.blocks,
             wholes.layer_input_bytes[place],
             wholes.logits_bytes[place],
@@ -203,18 +226,22 @@ class LayerModel:
         mlp = self.model.kinds[kind].mlp
         return mlp if isinstance(mlp, MoeMlp) else None
 
-    def _floors(self, name: str, table: LayoutTable, f: Factors, operators: list[Operator]) -> tuple[Floats, Floats, Floats]:
+    def _floors(
+        self, name: str, table: LayoutTable, f: Factors, at: dict[str, Crossing], operators: list[Operator]
+    ) -> tuple[Floats, Floats, Floats]:
         """Host time of a layer's forward and backward pass, and how long the device waits for the host in forward, (n,) each.
 
         Its launches, those of each expert on the device, TP collectives, and the pipeline engine's. Tokens per expert are read
         by the host before it launches the experts: it has no work queued then, so the device waits however long its kernels take.
+        In a pipeline the host reads what each message holds before it goes on, and waits for the delays of collectives too.
         """
         if name in ENDS:
             return f.zeros, f.zeros, f.zeros
         stack, mlp = self.problem.stack, self._moe_mlp(name)
         wait = f.zeros
         if mlp is None:
-            floor_s = stack.host_floor_dense_s.value + f.zeros
+            eager = 1.0 if stack.fused_kernels else np.where(f.tp > 1, stack.host_floor_eager.value, 1.0)
+            floor_s = stack.host_floor_dense_s.value * eager + f.zeros
         else:
             casts = stack.host_floor_casts.value if self.problem.workload.precision in ("fp8", "fp4") else 1.0
             floor_s = stack.host_floor_moe_s.value * stack.launched_moe_share * casts + f.zeros
@@ -223,10 +250,11 @@ class LayerModel:
         each_s = stack.host_floor_per_collective_s.value
         engine_s = np.where(table.pp > 1, stack.host_floor_pipeline_s.value * f.tp, 0.0)
         forward, backward = floor_s + engine_s, floor_s + engine_s
-        if np.any(each_s):
+        if np.any(each_s) or np.any(stack.scale_out_delay_s.value):
             spoken = [m for op in operators for m in op.messages if m.dimension == "tp" and not m.hidden]
             for message in spoken:
                 calls = np.where((f.tp > 1) & (message.bytes > 0), each_s, 0.0)
+                calls = calls + np.where(table.pp > 1, self._delay_s(message, at["tp"]), 0.0)
                 forward, backward = forward + calls * message.forward, backward + calls * message.backward
         return forward, backward, wait
 
@@ -253,13 +281,13 @@ class LayerModel:
             redone,
             layer_input_bytes(self.model, f) if name not in ENDS else f.zeros,
             np.sum(list(saved.values()), axis=0),
-            self._floors(name, table, f, operators),
+            self._floors(name, table, f, at, operators),
             self._outside_s(operators, at),
             dense,
             expert,
         )
 
-    def _piece(self, whole: Whole, table: LayoutTable, place: Ints) -> Piece:
+    def _piece(self, name: str, whole: Whole, table: LayoutTable, place: Ints) -> Piece:
         """A piece under the recompute and sharding of every row."""
         forward, backward = whole.forward_s[:, place], whole.backward_s[:, place]
         recompute = np.zeros_like(forward)
@@ -273,7 +301,10 @@ class LayerModel:
             recompute += np.where(repeated, part.forward_s[:, place], 0.0)
             kept += np.where(repeated, 0.0, part.saved_bytes[place])
         dense, expert = whole.dense_weights[place], whole.expert_weights[place]
-        self._gather(forward, backward, recompute, dense, expert, table)
+        outside = whole.outside_s[0][place], whole.outside_s[1][place]
+        if (table.sharding >= ZERO2).any():
+            root = name in ENDS and self.problem.stack.footprint.root_unit
+            self._gather(forward, backward, recompute, (dense, expert), outside, table, root)
         forward_s, backward_s, wait_s = (floor[place] for floor in whole.floors_s)
         forward[HOST] = np.maximum(forward_s - forward.sum(axis=0), wait_s)
         backward[HOST] = np.maximum(backward_s - backward.sum(axis=0), 0.0)
@@ -285,7 +316,6 @@ class LayerModel:
             backward[OFFLOAD] = self._move_s(moved, backward + recompute)
             resident = resident_share(table.activation_offload)
             saved, kept = saved * resident, kept * resident
-        outside = whole.outside_s[0][place], whole.outside_s[1][place]
         return Piece(forward, backward, recompute, saved, kept, dense, expert, outside)
 
     def _move_s(self, moved_bytes: Floats, beside: Floats) -> Floats:
@@ -327,8 +357,15 @@ class LayerModel:
                 hidden = np.minimum(whole_s * share, total[COMPUTE]) if message.beside else whole_s * share
                 if message.beside_wgrad and overlap.tp_wgrad:  # Megatron's asynchronous reduction of the input's gradient
                     hidden = np.maximum(hidden, np.minimum(whole_s * overlap.tp_wgrad, self.kernels.wgrad_s(op)))
-                total[component] += whole_s - hidden + hidden * lost
+                total[component] += whole_s - hidden + hidden * lost + self._delay_s(message, at[message.dimension]) * times
         return forward, backward
+
+    def _delay_s(self, message: Message, at: Crossing) -> Floats | float:
+        """What a collective costs that leaves the supernode before a byte moves, and whatever runs beside it, (n,)."""
+        delay_s = self.problem.stack.scale_out_delay_s.value
+        if not delay_s:
+            return 0.0
+        return np.where((at.outermost > self.network.supernode) & (np.asarray(message.bytes) > 0), delay_s, 0.0)
 
     def _level_bytes(self, message: Message, at: Crossing) -> Floats:
         """Bytes that one message sends across each level, (levels, n)."""
@@ -392,28 +429,46 @@ class LayerModel:
         return self.kernels.elementwise_s((BF16 + 2.0 * stack.gradient_bytes) * weights)
 
     def _gather(
-        self, forward: Floats, backward: Floats, recompute: Floats, dense: Floats, expert: Floats, table: LayoutTable
+        self,
+        forward: Floats,
+        backward: Floats,
+        recompute: Floats,
+        weights: tuple[Floats, Floats],
+        busy: tuple[Floats, Floats],
+        table: LayoutTable,
+        root: bool,
     ) -> None:
-        """Adds what ZeRO-2/3 and HSDP send per layer and micro-batch beyond what hides behind the layer's own compute.
+        """Adds what ZeRO-2/3 and HSDP send per layer and micro-batch beyond what hides behind the layer's own pass.
 
         ZeRO-3 gathers a layer's weights forward and again backward and scatters its gradients; ZeRO-2 only scatters
         (arXiv 1910.02054 section 7). HSDP does so within shards of K ranks. What waits for the step's end the states carry.
-        Gradients are cast into the buffer that is scattered.
+        Gradients are cast into the buffer that is scattered. The `root` unit of an FSDP model is gathered before anything else
+        runs and scattered after everything has: nothing hides it. It is gathered again for the backward only where it was let go.
+        `busy`, for how long links that data parallelism uses are taken, forward and backward, grows by the gathers.
         """
-        if not (table.sharding >= ZERO2).any():
-            return
         stack = self.problem.stack
-        share, sent, often = stack.overlap.fsdp, stack.sent_gradient_bytes, exchanges(stack, table)
-        for parameters, group in ((dense, shard_group(table)), (expert, groups(table, "edp"))):
+        share, sent, often = 0.0 if root else stack.overlap.fsdp, stack.sent_gradient_bytes, exchanges(stack, table)
+        again = 0.0 if root and not stack.footprint.root_resharded else 1.0
+        own = (busy[0] + busy[1]) > 0  # the layer's own messages leave the supernode too, and are in the way
+        for parameters, group in ((weights[0], shard_group(table)), (weights[1], groups(table, "edp"))):
             at = self.network.crossing(group)
             gather_s = np.where(often.gathers_each, self.network.all_gather_s(at, BF16 * parameters), 0.0)
-            back_s = gather_s + np.where(often.scatters_each, self.network.reduce_scatter_s(at, sent * parameters), 0.0)
-            if parameters is dense and often.copies_each.any():
+            back_s = again * gather_s + np.where(often.scatters_each, self.network.reduce_scatter_s(at, sent * parameters), 0.0)
+            if parameters is weights[0] and often.copies_each.any():
                 between_s = self.network.all_reduce_s(self.network.crossing(copy_groups(table)), sent * parameters / group.size)
                 back_s = back_s + np.where(often.copies_each, between_s, 0.0)
             backward[COMPUTE] += np.where(often.scatters_each, self.kernels.elementwise_s((BF16 + sent) * parameters), 0.0)
-            forward[DP] += _exposed(gather_s, share, forward[COMPUTE])
-            backward[DP] += _exposed(back_s, share, backward[COMPUTE] + recompute[COMPUTE])
+            apart = (at.outermost > self.network.supernode) & ~own
+            forward[DP] += _exposed(gather_s, share, _beside(forward, apart))
+            backward[DP] += _exposed(back_s, share, _beside(backward + recompute, apart))
+            busy[0][:] += gather_s
+            busy[1][:] += again * gather_s
+
+
+def _beside(passing: Floats, apart: Bools) -> Floats:
+    """Seconds of a pass (components, n) behind which exchanges of weights hide, (n,): its compute, and its own messages where these
+    travel `apart` from them."""
+    return np.asarray(np.where(apart, passing[: EP + 1].sum(axis=0), passing[COMPUTE]))
 
 
 def resident_share(offloaded: Floats) -> Floats:

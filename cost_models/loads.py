@@ -1,4 +1,8 @@
-"""What stages hold, from running sums over the model's blocks: any contiguous cut is a difference of two of them."""
+"""What stages hold, from running sums over the model's blocks: any contiguous cut is a difference of two of them.
+
+Arrays are (n, stages), rows first, and lie stage by stage in memory where there are many rows: what is done along the few stages
+then runs over whole columns.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +41,22 @@ class Loads:
 
     def take(self, rows: Ints) -> Loads:
         """Those of the given rows."""
-        forward, backward, dense, expert, saved = (each[rows] for each in self.columns)
+        forward, backward, dense, expert, saved = (taken(each, rows) for each in self.columns)
         return Loads(forward, backward, dense, expert, saved, self.experts)
 
     def pick(self, spans: Ints) -> Loads:
         """The given columns."""
-        forward, backward, dense, expert, saved = (np.take(each, spans, axis=1) for each in self.columns)
+        forward, backward, dense, expert, saved = (picked(each, spans) for each in self.columns)
         return Loads(forward, backward, dense, expert, saved, self.experts)
 
     def across(self) -> Loads:
         """With an axis after the rows, along which what they hold is the same."""
         forward, backward, dense, expert, saved = (each[:, None] for each in self.columns)
+        return Loads(forward, backward, dense, expert, saved, self.experts)
+
+    def begun(self, starts: slice) -> Loads:
+        """Of stages (n, k, starts, lengths) those that begin at some of the cuts."""
+        forward, backward, dense, expert, saved = (each[:, :, starts] for each in self.columns)
         return Loads(forward, backward, dense, expert, saved, self.experts)
 
     def folded(self, pp: int) -> Loads:
@@ -56,6 +65,17 @@ class Loads:
             return self
         forward, backward, dense, expert, saved = (each.reshape(len(each), -1, pp).sum(axis=1) for each in self.columns)
         return Loads(forward, backward, dense, expert, saved, self.experts)
+
+
+def taken(values: Floats, rows: Ints) -> Floats:
+    """The given rows of an array, stage by stage in memory."""
+    last = values.ndim - 1
+    return values.transpose(*range(1, last + 1), 0).take(rows, axis=last).transpose(last, *range(last))
+
+
+def picked(values: Floats, stages: Ints) -> Floats:
+    """The given stages of an array (n, stages), stage by stage in memory."""
+    return values.T[stages].T
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,7 @@ class Prefix:
     """Running sums of n rows over the blocks, (n, blocks+1); `backward_s` leaves recompute out.
 
     `depth` (n,) is how many layers of every chunk are under recompute. `copied` (n,) are the weights of the embedding of which
-    the last stage keeps a copy: as a tied head, or for the look-ups of MTP layers.
+    another stage keeps a copy: that of the block `copied_for`, or the last where it is none.
     """
 
     forward_s: Floats
@@ -87,6 +107,7 @@ class Prefix:
     head: End
     copied: Floats
     depth: Ints
+    copied_for: int | None = None
 
     @classmethod
     def of(cls, pieces: Pieces, rows: npt.NDArray[np.intp]) -> Prefix:
@@ -115,25 +136,26 @@ class Prefix:
             end("head"),
             pieces.copied_weights[rows],
             np.zeros(len(rows), dtype=np.int64),
+            pieces.copied_for,
         )
 
     def gathered(self, factor: Ints, depth: Ints) -> Prefix:
         """Sums of rows that stand for the given factor rows."""
         sums = (getattr(self, name)[factor] for name in list(Prefix.__dataclass_fields__)[:7])
         ends = (End(*(getattr(end, name)[factor] for name in End.__dataclass_fields__)) for end in (self.embedding, self.head))
-        return Prefix(*sums, *ends, self.copied[factor], depth)  # type: ignore[call-arg]
+        return Prefix(*sums, *ends, self.copied[factor], depth, self.copied_for)  # type: ignore[call-arg]
 
     @property
     def blocks(self) -> int:
         return int(self.forward_s.shape[1]) - 1
 
-    def grid(self, stage: int, pp: int, longest: int) -> Loads:
-        """Loads of a stage that begins at cut c and holds l blocks, (n, blocks+1, longest+1), for rows that share their depth.
+    def grid(self, stage: int, pp: int, longest: int, starts: Ints) -> Loads:
+        """Loads of a stage that begins at a cut c of `starts` and holds l blocks, (n, c, longest+1); rows share their depth.
 
         Stages that would reach beyond the last block end with it.
         """
         depth = min(int(self.depth[0]), self.blocks)
-        start = np.arange(self.blocks + 1)[:, None]
+        start = starts[:, None]
         stop = np.minimum(start + np.arange(longest + 1), self.blocks)
         again = np.minimum(start + depth, stop)
 
@@ -151,7 +173,9 @@ class Prefix:
         for name in End.__dataclass_fields__:
             for end in ends:
                 getattr(loads, name)[...] += getattr(end, name)[:, None, None]
-        if pp > 1 and stage == pp - 1:
+        if pp > 1 and self.copied_for is not None:
+            loads.dense[...] += self.copied[:, None, None] * ((start <= self.copied_for) & (self.copied_for < stop))
+        elif pp > 1 and stage == pp - 1:
             loads.dense[...] += self.copied[:, None, None]
         return loads
 
@@ -172,39 +196,41 @@ def chunk_loads(pieces: Pieces, factor: Ints, depth: Ints, cuts: Cuts) -> Loads:
     """Loads of the chunks between `cuts` (n, chunks+1), or (1, chunks+1) for cuts that all rows share; (n, chunks).
 
     `factor` and `depth` (n,) are each row's place in `pieces` and how many layers of every chunk it redoes. The embedding is in
-    the first chunk, the head in the last, with a copy of the embedding where it is tied to it or MTP layers look it up.
+    the first chunk, the head in the last, a copy of the embedding beside the head that is tied to it or MTP layers that read it.
     """
     return span_loads(pieces, factor, depth, cuts[:, :-1], cuts[:, 1:], cuts.shape[1] - 2)
 
 
 def span_loads(pieces: Pieces, factor: Ints, depth: Ints, start: Cuts, stop: Cuts, last: int) -> Loads:
     """The same of some chunks, from `start` to before `stop`, (n or 1, spans) both, with the first and, at `last`, the last."""
-    again = np.minimum(start + np.minimum(depth, len(pieces.blocks))[:, None], stop) if depth.any() else start
-    shape = (len(factor), start.shape[1])
-    experts = any(piece.expert_weights.any() for piece in pieces.pieces.values())
-    found = Loads(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), experts)
+    first, end, experts = start.T, stop.T, any(piece.expert_weights.any() for piece in pieces.pieces.values())
+    again = np.minimum(first + np.minimum(depth, len(pieces.blocks)), end) if depth.any() else first
+    shape = (len(first), len(factor))
+    forward, backward, dense, expert, saved = (np.zeros(shape) for _ in range(5))
     for name in pieces.names:
-        piece, running = pieces.pieces[name], pieces.running[name]
-        held = (running[stop] - running[start]).astype(np.float64)
-        terms = [(found.forward_s, held, piece.once_s), (found.backward_s, held, piece.back_s)]
-        terms += [(found.dense, held, piece.dense_weights), (found.saved_bytes, held, piece.saved_bytes)]
-        if found.experts:
-            terms.append((found.expert, held, piece.expert_weights))
-        if again is not start:
-            redone = (running[again] - running[start]).astype(np.float64)
-            terms.append((found.backward_s, redone, piece.again_s))
-            terms.append((found.saved_bytes, redone, piece.recomputed_bytes - piece.saved_bytes))
+        piece, running = pieces.pieces[name], pieces.running[name].astype(np.float64)
+        held = running[end] - running[first]
+        terms = [(forward, held, piece.once_s), (backward, held, piece.back_s)]
+        terms += [(dense, held, piece.dense_weights), (saved, held, piece.saved_bytes)]
+        if experts:
+            terms.append((expert, held, piece.expert_weights))
+        if again is not first:
+            redone = running[again] - running[first]
+            terms.append((backward, redone, piece.again_s))
+            terms.append((saved, redone, piece.recomputed_bytes - piece.saved_bytes))
         for total, count, values in terms:
-            total += count * values[factor][:, None]
+            total += count * values[factor]
     for name, span in (("embedding", 0), ("head", last)):
         piece = pieces.pieces[name]
-        found.forward_s[:, span] += piece.once_s[factor]
-        found.backward_s[:, span] += piece.back_s[factor]
-        found.dense[:, span] += piece.dense_weights[factor]
-        found.saved_bytes[:, span] += piece.saved_bytes[factor]
-    if last > 0:
-        found.dense[:, last] += pieces.copied_weights[factor]
-    return found
+        forward[span] += piece.once_s[factor]
+        backward[span] += piece.back_s[factor]
+        dense[span] += piece.dense_weights[factor]
+        saved[span] += piece.saved_bytes[factor]
+    if last > 0 and pieces.copied_for is not None:
+        dense += pieces.copied_weights[factor] * ((first <= pieces.copied_for) & (pieces.copied_for < end))
+    elif last > 0:
+        dense[last] += pieces.copied_weights[factor]
+    return Loads(forward.T, backward.T, dense.T, expert.T, saved.T, experts)
 
 
 def saved_by_turns(saved_bytes: Floats, num_microbatches: Ints, pp: int, vpp: int, stages: Ints) -> Floats:
@@ -213,16 +239,17 @@ def saved_by_turns(saved_bytes: Floats, num_microbatches: Ints, pp: int, vpp: in
     At its fullest a stage holds more micro-batches of its early chunks than of its late ones. It is charged for these, or for as
     many of its mean chunk where that is more: what bounds take a stage to hold at least is then right however its layers are cut.
     """
-    saved = saved_bytes.reshape(len(saved_bytes), vpp, len(stages))
-    found = np.asarray(saved.sum(axis=1))
+    saved = np.ascontiguousarray(saved_bytes.T).reshape(vpp, len(stages), -1)
+    found = saved.sum(axis=0)
     few = np.minimum(num_microbatches, TURNS_TOLD * pp)
     for count in np.unique(few).tolist():
         rows = np.flatnonzero(few == count)
+        mine = np.take(saved, rows, axis=-1)
         for place, stage in enumerate(stages.tolist()):
             held = held_by_chunk(pp, vpp, count, stage)
             share = vpp / float(in_flight(INTERLEAVED, pp, vpp, count, stage))
-            found[rows, place] = np.maximum(found[rows, place], (saved[rows, :, place] @ held.T).max(axis=1) * share)
-    return found
+            found[place, rows] = np.maximum(found[place, rows], (held @ mine[:, place]).max(axis=0) * share)
+    return np.asarray(found.T)
 
 
 def recompute_depths(table: LayoutTable) -> Ints:

@@ -21,9 +21,11 @@ from .operation import (
     row_parallel,
 )
 
+QKV = 3  # linears whose product is queries, keys and values
 EAGER_ROTARY = 5.0
 """Reads and writes of rotary embedding as a chain of kernels, over those of one kernel: two products, half of the input negated and
 joined anew, a sum (PyTorch's rotate_half form)."""
+ROTARY_CHAIN = (10, 10)  # its kernels, forward and backward: five for queries and five for keys
 LINEAR_CHUNK = 64  # tokens that chunked linear-attention kernels work on at once (arXiv 2412.06464 section 3.3)
 
 
@@ -35,7 +37,7 @@ def mixer_operators(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Oper
     h, t = model.hidden_size, f.tokens
     if isinstance(mixer, LatentAttention):
         return [norm_and_residual("input_norm", h, f, f.linear_bytes * t * h / f.sp), *_mla(mixer, h, f)]
-    gather = column_parallel(f, BF16 * t * h)
+    gather = column_parallel(f, BF16 * t * h, linears=QKV if isinstance(mixer, Attention) else 1)
     norm = norm_and_residual("input_norm", h, f, f.linear_bytes * t * h / f.input_sp)
     if isinstance(mixer, Attention):
         return [norm, *_attention(mixer, h, f, gather)]
@@ -170,8 +172,9 @@ def _output_projection(h: int, width: Floats, f: Factors) -> Operator:
 
 
 def _rotary(f: Factors, width: Floats, passes: int, saved: Floats | float = 0.0) -> Iterator[Operator]:
-    moved = BF16 * f.tokens * width * passes * (EAGER_ROTARY if "rotary" in f.eager else 1.0)
-    yield Operator("rotary", "memory", f.zeros, forward_bytes=moved, backward_bytes=moved, saved_bytes=saved)
+    eager = "rotary" in f.eager
+    moved, kernels = BF16 * f.tokens * width * passes * (EAGER_ROTARY if eager else 1.0), ROTARY_CHAIN if eager else (1, 1)
+    yield Operator("rotary", "memory", f.zeros, forward_bytes=moved, backward_bytes=moved, kernels=kernels, saved_bytes=saved)
 
 
 def _core(

@@ -109,7 +109,8 @@ class Network:
         of_fabric = [next(rows for rows in self._fabrics if rows[level]) for level in range(len(self.levels))]
         self._innermost = np.array([np.argmax(rows) for rows in of_fabric])  # of each level's fabric
         self._outermost = np.array([len(rows) - 1 - np.argmax(rows[::-1]) for rows in of_fabric])
-        parts = np.array(self.sizes) / np.array((1, *self.sizes[:-1]))
+        built = [level.size or used for level, used in zip(self.levels, self.sizes, strict=True)]  # a small job adds no links
+        parts = np.array(built) / np.array((1, *built[:-1]))
         mesh = np.array([level.kind == "full_mesh" for level in self.levels])
         self._mesh_peers = np.where(mesh, np.maximum(parts - 1.0, 1.0), np.inf)
         self._of_collective: dict[str, _Curves] = {}
@@ -307,13 +308,13 @@ class Network:
         mesh = np.minimum((at.fan - 1.0) / self._mesh_peers[:, None], 1.0)
         share = np.where(np.isfinite(self._mesh_peers)[:, None], np.maximum(mesh, 1e-9), 1.0)
         slow = 1.0 + (curves.half_bytes[:, None] / np.maximum(message_bytes, 1.0)) ** curves.gamma[:, None]
-        moved = np.array(level_bytes, dtype=np.float64)
+        copied = np.zeros(level_bytes.shape)  # within the device, whatever links a mesh leaves unused
         if kept_bytes is None:
-            moved[0] += curves.local_cost[0] * np.maximum(curves.passes * message_bytes - level_bytes.sum(axis=0), 0.0)
+            copied[0] = curves.local_cost[0] * np.maximum(curves.passes * message_bytes - level_bytes.sum(axis=0), 0.0)
         else:
-            moved += curves.local_cost[:, None] * kept_bytes
+            copied += curves.local_cost[:, None] * kept_bytes
         rate = self.bandwidth[:, None] * self._reached * curves.efficiency[:, None]
-        level_s = moved / (rate * share) * slow * at.crossed
+        level_s = (level_bytes / share + copied) / rate * slow * at.crossed
         wire = np.max(np.array([level_s[rows].sum(axis=0) for rows in self._fabrics]), axis=0)
         delay = (self._hops(name, at, curves.passes) * curves.hop_s[:, None]).sum(axis=0)
         return np.where((at.size > 1) & (level_bytes.sum(axis=0) > 0), curves.launch_s[at.outermost] + delay + wire, 0.0)

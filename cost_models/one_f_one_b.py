@@ -20,6 +20,7 @@ and for equal stages; otherwise every value is that of some path, and the longes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -50,11 +51,11 @@ class _Turns:
     lowest: npt.NDArray[np.bool_]
     p2p: Floats
 
-    @property
+    @cached_property
     def work(self) -> Floats:
         return self.forward + self.backward
 
-    @property
+    @cached_property
     def behind(self) -> Floats:
         """Stages after this one, which are its warm-up forwards too."""
         return self.pp - 1.0 - self.stage
@@ -81,10 +82,12 @@ def last_backward_ends_s(pp: int, lengths: Ints, forward: Floats, backward: Floa
     at_once = max(1, VALUES_AT_ONCE // max(1, turns.reach.size))
     for run in range(0, len(firsts), at_once):
         own, begin = firsts[run : run + at_once], firsts[run]
-        later = np.arange(begin, len(turns.reach))[:, None] >= own  # (turns from the first of them on, runs)
-        longest = _running_max(np.where(later[:, :, None], turns.backward[begin:, None], 0.0))
+        backward = turns.backward[begin:, None]  # (turns from the first of them on, runs, n)
+        later = np.arange(begin, len(turns.reach))[:, None] >= own
+        longest = _running_max(backward if at_once == 1 else np.where(later[:, :, None], backward, 0.0))
         out = turns.behind[begin:, None] * longest + turns.reach[begin:, None] - turns.below[own]
-        out[~later] = -np.inf
+        if at_once > 1:
+            out[~later] = -np.inf
         exits = _running_max(out[::-1])[::-1]
         found = np.maximum(any_exit[begin:, None] + exits, one[begin:, None] + out).max(axis=0)
         np.maximum(found, lower[begin] + exits[0], out=found)
@@ -146,24 +149,40 @@ def _longer_trips(turns: _Turns) -> tuple[Floats, Floats]:
         up = turns.stage[tops] - turns.stage[u, None]  # (u, tops, n or 1), edges one way
         gain = climbed[tops] - climbed[u, None]  # (u, tops, n), of a trip as far as each top
         gain -= up * own
+        above = np.arange(len(found))[tops] > np.arange(len(found))[u, None]
         if at_once > 1:
-            gain[np.arange(len(found))[tops] <= np.arange(len(found))[u, None]] = -np.inf
+            gain[~above] = -np.inf
         length = np.maximum(up + 1.0, 1.0)
-        mean = gain / length
-        longest = mean.max(axis=1)
-        shortest = np.where(mean == longest[:, None], length, np.inf).min(axis=1)  # of the trips with the longest mean
+        longest, shortest = _longest_mean(gain, length)
         rounds = np.maximum(turns.rounds[u] - 1.0, 0.0)
         more = further[tops] - own  # per stage that a trip goes further
+        wide, idle = np.maximum(steps[first:], 1.0), slowest[u] - turns.work[u]
         for size, whole in ((shortest, longest * shortest), (length[:, -1], gain[:, -1])):
             trips = np.floor(rounds / size)
             left = rounds - trips * size
             beyond = up - (left - 1.0)[:, None]  # stages that the last trip falls short of a top
-            short = gain - np.maximum(beyond, 0.0) * more
-            reached = np.where(beyond < np.maximum(steps[first:], 1.0), short, 0.0).max(axis=1)
-            taken, last = trips * whole, np.maximum(reached, 0.0)
+            within = beyond < wide
+            short = np.maximum(beyond, 0.0, out=beyond)
+            short *= more
+            np.subtract(gain, short, out=short)
+            if at_once > 1:
+                short[~above] = 0.0
+            short *= within
+            taken, last = trips * whole, np.maximum(short.max(axis=1), 0.0)
             np.maximum(found[u], taken + last, out=found[u])
-            np.maximum(with_top[u], taken + np.maximum(last, left * (slowest[u] - turns.work[u])), out=with_top[u])
+            np.maximum(with_top[u], taken + np.maximum(last, left * idle), out=with_top[u])
     return found, with_top
+
+
+def _longest_mean(gain: Floats, length: Floats) -> tuple[Floats, Floats]:
+    """The longest mean of a trip from each u, and the shortest such trip, (u, n); trips are (u, tops, n or 1), short ones first."""
+    longest = gain[:, 0] / length[:, 0]
+    shortest = np.broadcast_to(length[:, 0], longest.shape).copy()
+    for top in range(1, gain.shape[1]):
+        mean = gain[:, top] / length[:, top]
+        np.copyto(shortest, length[:, top], where=mean > longest)
+        np.maximum(longest, mean, out=longest)
+    return longest, shortest
 
 
 def _running_max(values: Floats) -> Floats:

@@ -13,8 +13,14 @@ from .routing import Routing
 
 BF16 = 2.0
 FP32 = 4.0
+FP8 = 1.0
 Kind = Literal["gemm", "grouped_gemm", "attention", "memory"]
 CORE_ATTN, LAYERNORM, MOE_ACT, MLA_UP_PROJ, MLP, SHARED_EXPERTS, MOE = (1 << i for i in range(len(RECOMPUTE_MODULES)))
+
+NORM_CHAIN = (7, 12)
+"""Kernels of a norm in plain PyTorch, forward (cast, square, mean, scale, cast, weight, residual) and backward, whose chain is
+longer by what the mean and both branches add."""
+ACTIVATION_CHAIN = (2, 4)  # SiLU and the product with the gate; a gradient of each factor, SiLU's own, their sum
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Factors:
     flash: bool = True
     eager: frozenset[str] = frozenset()
     fused_gate: bool = True
+    shared_gathers: bool = True
+    fp8_gathers: bool = False
     gathered_logits: bool = False
     imbalance: float | Floats = 1.0
     dispatch_bytes: float = BF16
@@ -52,6 +60,11 @@ class Factors:
     def input_sp(self) -> Floats:
         """What SP divides the saved inputs of column-parallel GEMMs by: nothing where they are kept gathered."""
         return np.ones_like(self.tp) if self.footprint.gathered_inputs else self.sp
+
+    @property
+    def gathered_share(self) -> float:
+        """Bytes of a value that TP gathers for a linear, over those in BF16: one scale per tensor goes without saying."""
+        return FP8 / BF16 if self.fp8_gathers else 1.0
 
     @property
     def zeros(self) -> Floats:
@@ -103,6 +116,7 @@ class Operator:
     head_dim: float = 1.0
     forward_bytes: Floats | float = 0.0
     backward_bytes: Floats | float = 0.0
+    kernels: tuple[int, int] = (1, 1)  # in a row that move these bytes, forward and backward
     saved_bytes: Floats | float = 0.0
     messages: tuple[Message, ...] = ()
     high_precision: bool = False
@@ -128,7 +142,8 @@ def norm_and_residual(name: str, width: int, f: Factors, output_bytes: Floats) -
     """
     moved = BF16 * f.tokens * width / f.sp
     apart = f.footprint.norm_bytes * f.tokens * width / f.sp
-    forward, backward = (21.0, 35.0) if "norm" in f.eager else (4.0, 6.0)
+    eager = "norm" in f.eager
+    forward, backward = (21.0, 35.0) if eager else (4.0, 6.0)
     return Operator(
         name,
         "memory",
@@ -136,6 +151,7 @@ def norm_and_residual(name: str, width: int, f: Factors, output_bytes: Floats) -
         LAYERNORM,
         forward_bytes=forward * moved,
         backward_bytes=backward * moved,
+        kernels=NORM_CHAIN if eager else (1, 1),
         saved_bytes=output_bytes + apart,
     )
 
@@ -147,7 +163,8 @@ def activation(name: str, inputs: Floats, outputs: Floats, gated: bool, f: Facto
     In plain operators a gated one saves act(gate) besides: the product's gradient needs both of its factors.
     """
     moved = BF16 * (inputs + outputs)
-    forward, backward = (5.0 / 3.0, 3.0) if "activation" in f.eager else (1.0, 2.0)
+    eager = "activation" in f.eager
+    forward, backward = (5.0 / 3.0, 3.0) if eager else (1.0, 2.0)
     apart = BF16 * outputs if gated and f.footprint.separate_activation else 0.0
     return Operator(
         name,
@@ -156,22 +173,24 @@ def activation(name: str, inputs: Floats, outputs: Floats, gated: bool, f: Facto
         module,
         forward_bytes=forward * moved,
         backward_bytes=backward * moved,
+        kernels=ACTIVATION_CHAIN if eager else (1, 1),
         saved_bytes=f.linear_bytes * outputs + apart,
     )
 
 
-def column_parallel(f: Factors, input_bytes: Floats) -> tuple[Message, ...]:
-    """Input of a column-parallel GEMM (Korthikanti et al. 2022, section 4.2.2).
+def column_parallel(f: Factors, input_bytes: Floats, linears: int = 1) -> tuple[Message, ...]:
+    """Input of a column-parallel GEMM, or of several `linears` that are one (Korthikanti et al. 2022, section 4.2.2).
 
     SP: gathered forward, its gradient scattered backward; the second gather, for wgrad, runs beside dgrad. Without SP only backward
-    speaks, one all-reduce.
+    speaks, one all-reduce. Where a framework parallelises linear by linear, each of them does so for itself.
     """
     sharded = np.where(f.sequence_parallel > 0, input_bytes, 0.0)
+    times = 1.0 if f.shared_gathers else float(linears)
     return (
-        Message("tp", "all_gather", sharded, 1.0, 0.0),
-        Message("tp", "all_gather", sharded, 0.0, 1.0, hidden=True),
-        Message("tp", "reduce_scatter", sharded, 0.0, 1.0, beside_wgrad=True),
-        Message("tp", "all_reduce", np.where(f.sequence_parallel > 0, 0.0, input_bytes), 0.0, 1.0, beside_wgrad=True),
+        Message("tp", "all_gather", sharded * f.gathered_share, times, 0.0),
+        Message("tp", "all_gather", sharded * f.gathered_share, 0.0, 1.0, hidden=True),
+        Message("tp", "reduce_scatter", sharded, 0.0, times, beside_wgrad=True),
+        Message("tp", "all_reduce", np.where(f.sequence_parallel > 0, 0.0, input_bytes), 0.0, times, beside_wgrad=True),
     )
 
 
@@ -179,6 +198,6 @@ def row_parallel(f: Factors, output_bytes: Floats) -> tuple[Message, ...]:
     """Output of a row-parallel GEMM. SP: scattered forward, gathered backward; without SP one all-reduce forward."""
     return (
         Message("tp", "reduce_scatter", np.where(f.sequence_parallel > 0, output_bytes, 0.0), 1.0, 0.0),
-        Message("tp", "all_gather", np.where(f.sequence_parallel > 0, output_bytes, 0.0), 0.0, 1.0),
+        Message("tp", "all_gather", np.where(f.sequence_parallel > 0, output_bytes * f.gathered_share, 0.0), 0.0, 1.0),
         Message("tp", "all_reduce", np.where(f.sequence_parallel > 0, 0.0, output_bytes), 1.0, 0.0),
     )

@@ -7,6 +7,8 @@ cp; between blocks SP divides them by tp once more. EP does not divide a rank's 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..search_spaces.layout import Floats
@@ -68,18 +70,18 @@ def embedding_operators(model: ModelSpec, f: Factors) -> list[Operator]:
     """Vocabulary-parallel look-up: every TP rank contributes its rows, a reduce-scatter (or all-reduce) joins them."""
     h, t = model.hidden_size, f.tokens
     rows = BF16 * t * h
-    return [
-        Operator("embedding", "memory", f.zeros, forward_bytes=2 * rows, backward_bytes=2 * rows, messages=row_parallel(f, rows))
-    ]
+    messages = row_parallel(replace(f, fp8_gathers=False), rows)
+    return [Operator("embedding", "memory", f.zeros, forward_bytes=2 * rows, backward_bytes=2 * rows, messages=messages)]
 
 
 def head_operators(model: ModelSpec, f: Factors, vocab_size: Floats) -> list[Operator]:
     """Final norm, LM head over the padded vocabulary and vocabulary-parallel cross entropy."""
     h, t = model.hidden_size, f.tokens
     vocab = vocab_size / f.tp
+    gather = column_parallel(replace(f, fp8_gathers=False), BF16 * t * h)
     return [
         norm_and_residual("final_norm", h, f, 2 * BF16 * t * h / f.sp),  # its input, which no layer keeps, and its output
-        Operator("lm_head", "gemm", f.zeros, m=t, n=vocab, k=h, messages=column_parallel(f, BF16 * t * h), high_precision=True),
+        Operator("lm_head", "gemm", f.zeros, m=t, n=vocab, k=h, messages=gather, high_precision=True),
         *_gathered_logits(t * vocab_size, f),
         _loss(t * vocab_size, f),
     ]
@@ -167,12 +169,12 @@ def _mlp_operators(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Opera
 def _dense_mlp(name: str, width: int, gated: bool, h: int, f: Factors, module: int) -> list[Operator]:
     t, w = f.tokens, width / f.tp
     first = w * (2 if gated else 1)
-    joined, into = first, column_parallel(f, BF16 * t * h)
+    joined, into = first, column_parallel(f, BF16 * t * h, linears=2 if gated and f.fused_gate else 1)
     apart = []
     if gated and not f.fused_gate:  # what SP gathers is shared; without it each projection reduces its input's gradient
         joined = w
         alone = np.where(f.sequence_parallel > 0, 0.0, BF16 * t * h)
-        once_more = (Message("tp", "all_reduce", alone, 0.0, 1.0, beside_wgrad=True),)
+        once_more = (Message("tp", "all_reduce", alone, 0.0, 1.0, beside_wgrad=True),) if f.shared_gathers else into
         apart = [Operator(f"{name}_gate", "gemm", f.zeros, module, m=t, n=w, k=h, saved_bytes=BF16 * t * w, messages=once_more)]
     return [
         Operator(f"{name}_fc1", "gemm", f.zeros, module, m=t, n=joined, k=h, saved_bytes=BF16 * t * joined, messages=into),

@@ -39,7 +39,7 @@ class Parameter:
 
 PARAMETERS: tuple[Parameter, ...] = (
     # A sustained rate above the kernel measured alone would need a faster grade of the device (Ascend 910B: 376 over 313).
-    Parameter("efficiency", 0.2, 1.2, 0.35, 1, between=0.3),
+    Parameter("efficiency", 0.2, 1.2, 0.35, 1, between=0.2),
     # A layer launches 30 to 300 kernels at 5 to 30 µs each; experts wait for token counts besides.
     Parameter("host_floor_dense_s", 2e-5, 2e-2, 0.8, 4, between=0.8),
     Parameter("host_floor_moe_s", 5e-5, 5e-2, 1.2, 4, between=0.5),

@@ -6,6 +6,7 @@ distinct combination however many layouts share it; what is recomputed and how w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -16,6 +17,8 @@ from ..search_spaces.layout import Floats, Ints
 
 WHOLE_COLUMNS = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_type")
 """What the kernels and messages of a piece depend on."""
+DENSE_COLUMNS = ("tp", "cp", "micro_batch", "sequence_parallel", "cp_type")
+"""The same of a piece without experts."""
 PIECE_COLUMNS = (*WHOLE_COLUMNS, "recompute_mode", "recompute_modules")
 
 
@@ -48,6 +51,10 @@ class Whole:
     dense_weights: Floats
     expert_weights: Floats
 
+    def spread(self, place: Ints) -> Whole:
+        """The combination at the given place for each row."""
+        return cast(Whole, _mapped(lambda values: values[..., place], self))
+
 
 @dataclass(frozen=True)
 class Wholes:
@@ -64,20 +71,21 @@ class Wholes:
     @classmethod
     def joined(cls, first: Wholes, second: Wholes) -> Wholes:
         """The combinations of both, one after the other."""
-        return cast(Wholes, _joined(first, second))
+        return cast(Wholes, _mapped(lambda *values: np.concatenate(values, axis=-1), first, second))
 
 
-def _joined(first: Any, second: Any) -> Any:
-    """Two records of one shape with their arrays joined along the combinations, their last axis."""
+def _mapped(function: Callable[..., Floats], *records: Any) -> Any:
+    """A record like the given ones, which have one shape, with a function of their arrays in place of each."""
+    first = records[0]
     if isinstance(first, np.ndarray):
-        return np.concatenate([first, second], axis=-1)
+        return function(*records)
     if isinstance(first, dict):
-        return {name: _joined(value, second[name]) for name, value in first.items()}
+        return {name: _mapped(function, *(record[name] for record in records)) for name in first}
     if isinstance(first, tuple):
-        return tuple(_joined(a, b) for a, b in zip(first, second, strict=True))
+        return tuple(_mapped(function, *each) for each in zip(*records, strict=True))
     if is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in fields(first)]
-        return type(first)(*(_joined(getattr(first, name), getattr(second, name)) for name in names))
+        return type(first)(*(_mapped(function, *(getattr(record, name) for record in records)) for name in names))
     return first
 
 
@@ -96,7 +104,8 @@ class Piece:
     recomputed_bytes: Floats
     dense_weights: Floats  # parameters on one rank, shared by its dp·cp group
     expert_weights: Floats  # parameters on one rank, shared by its edp group
-    outside_s: tuple[Floats, Floats]  # of messages that leave the supernode, forward and backward
+    outside_s: tuple[Floats, Floats]  # of messages on links of data parallelism, forward and backward: those that leave the
+    # supernode, and weights that are gathered
 
     @cached_property
     def once_s(self) -> Floats:
@@ -130,7 +139,7 @@ class Pieces:
     dispatch_bytes: Floats
     largest_saved_bytes: Floats  # of one operator: its gradient is as large
     gradient_buffer_bytes: Floats  # stand-ins for the gradients of the layers' weights, one for each shape
-    copied_weights: Floats  # word embedding that the last of several stages keeps too: as a tied head, or for MTP layers
+    copied_weights: Floats  # word embedding that another of several stages keeps too: as a tied head, or for MTP layers
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -141,6 +150,11 @@ class Pieces:
         """How many of each layer's piece lie before every block and before the end, (blocks+1,)."""
         here = {name: np.array([block == name for block in self.blocks], dtype=np.int64) for name in self.names}
         return {name: np.concatenate([[0], np.cumsum(each)]) for name, each in here.items()}
+
+    @property
+    def copied_for(self) -> int | None:
+        """The block whose stage keeps the copied embedding, the first of the MTP layers; without any the last stage does."""
+        return self.blocks.index("mtp") if "mtp" in self.blocks else None
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -159,7 +173,7 @@ class Pieces:
 
     @cached_property
     def unused_shares(self) -> tuple[Floats, Floats]:
-        """Share of the whole model's forward, and of its backward without recompute, while nothing leaves the supernode."""
+        """Share of the whole model's forward, and of its backward without recompute, that leaves data parallelism's links free."""
         each = [(count, self.pieces[name]) for name, count in self.counts.items()]
         found = []
         for side, seconds in enumerate(("once_s", "back_s")):

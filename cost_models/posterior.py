@@ -29,9 +29,10 @@ COARSE = (8.0, 3.0)  # widths, in units of the runs' own, with which the first r
 
 @dataclass(frozen=True)
 class Noise:
-    """Spreads of a residual's parts, of log step time: each run's own, with Student's degrees of freedom, and its job's."""
+    """Spreads of a residual's parts, of log step time: each run's own, one for all or (n,), with Student's degrees of freedom, and
+    its job's."""
 
-    run: float
+    run: float | Floats
     job: float
     freedom: float
 

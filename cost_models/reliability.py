@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,8 @@ from ..search_spaces.layout import Floats, Ints
 
 SECONDS_PER_DAY = 24 * 3600.0
 SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
+
+RATES = ("device_per_year", "server_per_year", "supernode_per_year")
 
 Values = float | Floats | Ints
 
@@ -36,11 +37,15 @@ def server_size(cluster: ClusterSpec) -> int:
 
 def failure_rate(cluster: ClusterSpec, devices: Values) -> Floats | None:
     """Failures per second of jobs on so many devices, of devices, servers and supernodes together; None where no rate is known."""
-    rates = cluster.failures
-    figures = (rates.device_per_year, rates.server_per_year, rates.supernode_per_year)
-    counts = unit_counts(cluster, devices)
-    known = [figure.value * count for figure, count in zip(figures, counts, strict=True) if figure is not None]
+    counts = dict(zip(RATES, unit_counts(cluster, devices), strict=True))
+    known = [figure.value * counts[name] for name, figure in rates(cluster).items()]
     return np.asarray(sum(known[1:], known[0]) / SECONDS_PER_YEAR, dtype=np.float64) if known else None
+
+
+def rates(cluster: ClusterSpec) -> dict[str, Figure]:
+    """The cluster's rates of failure that are known, by name."""
+    every = {name: getattr(cluster.failures, name) for name in RATES}
+    return {name: figure for name, figure in every.items() if figure is not None}
 
 
 def failures_per_s(cluster: ClusterSpec, devices: int) -> float | None:
@@ -132,12 +137,9 @@ class Recovery:
         """That of a cluster; None where its YAML lacks `storage` or `failures.restart_s`."""
         if cluster.storage is None or cluster.failures.restart_s is None:
             return None
-        rates = cluster.failures
-        told: dict[str, Any] = {
-            "failures device_per_year": rates.device_per_year,
-            "failures server_per_year": rates.server_per_year,
-            "failures supernode_per_year": rates.supernode_per_year,
-            "failures restart_s": rates.restart_s,
+        told = {
+            **{f"failures {name}": figure for name, figure in rates(cluster).items()},
+            "failures restart_s": cluster.failures.restart_s,
             "storage bandwidth_bytes_per_s": cluster.storage.bandwidth_bytes_per_s,
         }
         return cls(
@@ -145,7 +147,7 @@ class Recovery:
             cluster.storage.bandwidth_bytes_per_s.value,
             cluster.levels[-1].bandwidth_bytes_per_s.value,
             cluster.failures.restart_s.value,
-            tuple((name, figure) for name, figure in told.items() if figure is not None),
+            tuple(told.items()),
         )
 
     def save_s(self, resident_bytes: Values) -> Floats:

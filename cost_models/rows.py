@@ -25,6 +25,7 @@ from .profile import Profile
 from .stage_classes import StageClasses
 from .states import Pair, States
 
+STALL_FREE = 2  # supernodes up to which no message was seen to stall more often than by chance
 INTERLEAVED = SCHEDULES.index("interleaved")
 
 
@@ -48,11 +49,6 @@ class Combinations:
     def last_transient_bytes(self) -> Floats:
         """The same of the stage that does."""
         return transient_bytes(self.pieces, self.table, self.problem.stack.footprint, last=True)
-
-    @cached_property
-    def largest_s(self) -> Floats:
-        """Forward and backward seconds of the largest block."""
-        return np.asarray(np.max([self.pieces.pieces[name].work_s for name in self.pieces.names], axis=0))
 
 
 class Rows:
@@ -155,7 +151,7 @@ class Rows:
         group = distinct_rows([self.column("split"), self.column("schedule")])[1]
         work, kind = (Shared.of(group, columns) for columns in (self.work_columns, [self._states[1]]))
         order = _sorted(work.place)
-        bounds = np.searchsorted(work.place[order], work.begin)
+        bounds = np.cumsum([0, *np.bincount(group)])
         for number, (begin, end) in enumerate(pairwise(bounds.tolist())):
             members = order[begin:end]
             yield Alike(members, *work.of_group(number, members), *kind.of_group(number, members))
@@ -191,11 +187,6 @@ class Rows:
         held = chunks.pick(classes.held)
         saved = saved_by_turns(held.saved_bytes, self.column("num_microbatches"), pp, vpp, classes.first)
         return replace(held.folded(len(classes.first)), saved_bytes=saved)
-
-    @cached_property
-    def largest_s(self) -> Floats:
-        """Forward and backward seconds of the largest block."""
-        return self._of.largest_s[self.factor]
 
     @cached_property
     def _states(self) -> tuple[States, Ints]:
@@ -252,6 +243,20 @@ class Rows:
             once_s = np.where(whole, once_s, share_s + gather_s)
         piped = np.where(self.column("pp") > 1, once_s, 0.0)
         return np.where(self.column("schedule") == INTERLEAVED, piped * (1.0 - stack.overlap.pp_interleaved), piped)
+
+    @property
+    def stalled_s(self) -> Floats:
+        """Seconds of a step in which a stage waits for messages that stall.
+
+        Some stacks show it where plain data parallelism wraps the stages of a pipeline and its job spans more than STALL_FREE
+        supernodes: a micro-batch then costs a stage one stall for each message that it receives or sends, forward and backward.
+        """
+        of, stall_s = self._of, self.problem.stack.message_stall_s.value
+        if not stall_s or self.problem.devices <= STALL_FREE * of.network.sizes[of.network.supernode]:
+            return np.zeros(len(self))
+        pp = self.column("pp")
+        hit = (pp > 1) & (self.column("dp") > 1) & (self.column("sharding") == 0)
+        return np.where(hit, stall_s * np.where(pp > 2, 4.0, 2.0) * self.column("num_microbatches"), 0.0)
 
     @property
     def transient_bytes(self) -> Floats:

@@ -17,20 +17,26 @@ from ..search_spaces.model import Attention, LatentAttention, ModelSpec, MoeMlp
 from ..search_spaces.stack import GRAPH_MODULES, Stack
 from ..search_spaces.workload import Workload
 from .run_models import Shape, model_of
+from .run_offload import offload_of
 from .run_splits import split_of
-from .runs import ACTIVATION_OFFLOAD, CORE_OR_HALF, HALF_OF_LAYERS, WHOLE_STEP, Run, Unpriceable, meaning
+from .runs import ACTIVATION_OFFLOAD, CORE_OR_HALF, HALF_OF_LAYERS, ROWWISE, SELECTIVE, WHOLE_STEP, Run, Unpriceable, meaning
 
-OFFLOADED = r"activations?[-_ ]off-?load|off-?load(ing|ed)?[-_ ](of[-_ ])?activation|cpu_offloading_num_layers"
 UNSUPPORTED = (
     (r"\blora\b", "LoRA: adapters and frozen weights are not priced"),
     (r"packed (squad|sequence)|\(packed", "packed sequences are not priced"),
     (r"freezing|frozen-weight", "frozen weights are not priced"),
-    (rf"(?<!no )(?<!without )({OFFLOADED})", ACTIVATION_OFFLOAD),
 )
 """What a row's id, notes or FLOP convention says that paraplan does not price."""
+OFFLOADED = re.compile(
+    r"(?<!no )(?<!without )(activations?[-_ ]off-?load|off-?load(ing|ed)?[-_ ](of[-_ ])?activation|cpu_offloading_num_layers)",
+    re.IGNORECASE,
+)
 
 MOST_STAGES = 4096  # some frameworks leave stages empty, so layers do not limit them
 FSDP_GROUP = re.compile(r"FSDP (?:sharding )?group (\d{1,6})")
+ROWWISE_CAST_BYTES = 5.0
+"""Per value of an operand with a scale for each row: it is read for the rows' largest values, read again and written in FP8, for
+each GEMM along another dimension; nothing is gathered in FP8 (torchao float8/float8_linear.py, float8_tensor_parallel.py)."""
 DROPLESS = re.compile(r"megatron-bridge v0\.1\.[^|]*\|.*\(dropless\)", re.IGNORECASE)
 UNSHARDED = re.compile(r"no ZeRO|no distributed optimizer at the time", re.IGNORECASE)
 
@@ -40,7 +46,8 @@ class Job:
     """A run that can be priced. `curves` names the profile, `gemm_curve` its curve for the run's GEMMs.
 
     `memory` says which figure the source measured: allocated, reserved or taken from the whole device, on the first or the
-    fullest stage. `notes` say what was assumed of a run that is not of a known stack or model.
+    fullest stage. `notes` say what was assumed of a run that is not of a known stack or model; `doubt` is how far, as a spread of
+    log step time, the source's table leaves open what it was.
     """
 
     run: Run
@@ -50,6 +57,7 @@ class Job:
     gemm_curve: str
     memory: str
     notes: tuple[str, ...] = ()
+    doubt: float = 0.0
 
 
 def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
@@ -77,7 +85,8 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     memory = meaning("memory", f"{run.family} | {run.text('software')}")
     of_precision = () if run.text("precision") else ("precision is not told: BF16 assumed",)
     of_dp = () if run.count("dp") in (None, layout.dp) else ("dp is taken to leave ep out: with it the grid is the devices",)
-    return Job(run, problem, layout, curves, gemm_curve, memory, (*of_stack, *of_model, *of_precision, *of_dp))
+    notes = (*of_stack, *of_model, *of_precision, *of_dp)
+    return Job(run, problem, layout, curves, gemm_curve, memory, notes, float(meaning("doubt", run.family)))
 
 
 VENDORS = re.compile(r"^(nvidia|amd|huawei|instinct|tesla)[-\s]+", re.IGNORECASE)
@@ -101,11 +110,13 @@ def _refuse_unsupported(run: Run) -> None:
     for pattern, reason in UNSUPPORTED:
         if re.search(pattern, said, re.IGNORECASE):
             raise Unpriceable(reason)
+    if OFFLOADED.search(said) and not run.text("offload"):
+        raise Unpriceable(ACTIVATION_OFFLOAD)
 
 
 @cache
 def _cluster(name: str, domain_size: int | None) -> ClusterSpec:
-    """The catalog's cluster with a supernode of `domain_size` devices."""
+    """The catalog's cluster with a supernode of `domain_size` devices, joined as boards of that size are."""
     cluster = load_cluster(name)
     if domain_size is None:
         return cluster
@@ -113,7 +124,9 @@ def _cluster(name: str, domain_size: int | None) -> ClusterSpec:
     below = cluster.levels[place - 1].size or 1 if place else 1
     if domain_size == cluster.levels[place].size or domain_size % below or domain_size <= (below if place else 0):
         return cluster
-    level = cluster.levels[place].model_copy(update={"size": domain_size})
+    kind = meaning("board", f"{name} | {domain_size}")
+    joined = {"kind": kind, "in_network_reduction": False} if kind else {}
+    level = cluster.levels[place].model_copy(update={"size": domain_size, **joined})
     # A level above that would no longer hold whole supernodes goes.
     above = [each for each in cluster.levels[place + 1 :] if each.size is None or each.size % domain_size == 0]
     return cluster.model_copy(update={"levels": (*cluster.levels[:place], level, *above)})
@@ -133,6 +146,7 @@ def _stack_of(run: Run, cluster: ClusterSpec) -> tuple[Stack, tuple[str, ...]]:
         meaning("moe_dispatcher", _dispatcher(run)),
         meaning("cuda_graphs", run.text("cuda_graphs")),
         meaning("compiled", run.text("notes")) == "yes",
+        meaning("scales", run.text("precision")) == ROWWISE,
     )
     return stack, (f"stack {name} assumed, {why}: {software}",) if why else ()
 
@@ -144,14 +158,16 @@ def _dispatcher(run: Run) -> str:
 
 
 @cache
-def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: str, compiled: bool = True) -> Stack:
-    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, graphs over modules or the whole step, and
-    its elementwise kernels apart where PyTorch did not compile them.
+def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: str, compiled: bool = True, rowwise: bool = False) -> Stack:
+    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, graphs over modules or the whole step, its
+    elementwise kernels apart where PyTorch did not compile them, and operands cast anew for every GEMM where scales are by row.
     """
     stack = load_stack(name)
     changes: dict[str, object] = {"overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0))}
     if not compiled:
         changes["eager_kernels"] = ("norm", "activation", "rotary", "loss")
+    if rowwise:
+        changes |= {"fp8_cast_bytes": ROWWISE_CAST_BYTES, "fp8_gathers": False}
     if dispatcher:
         changes["moe_dispatcher"] = dispatcher
     if graphs == WHOLE_STEP:
@@ -192,7 +208,7 @@ def _layout(run: Run, problem: Problem) -> Layout:
     recompute = _recompute(run, problem, pp * vpp)
     split = split_of(problem.model, pp, vpp, meaning("split", f"{run.family} | {run.text('software')}"), run.text("notes"))
     sequence_parallel = meaning("sp", f"{run.family} | {run.text('sp')} | {'pipeline' if pp > 1 else ''}")
-    return Layout(
+    layout = Layout(
         tp=tp,
         cp=cp,
         pp=pp,
@@ -208,9 +224,11 @@ def _layout(run: Run, problem: Problem) -> Layout:
         schedule=schedule,
         optimizer_sharding=_sharding(run, problem.stack, dp * cp),
         recompute=recompute,
-        offload=meaning("offload", run.text("offload")),
+        offload="none",
         stages=split.stages(problem.model.num_layers, recompute),
     )
+    offload = offload_of(meaning("offload", run.text("offload")), problem, layout)
+    return layout if offload == "none" else Layout.model_validate({**layout.model_dump(), "offload": offload})
 
 
 def _refuse_uneven(model: ModelSpec, tp: int, ep: int) -> None:
@@ -250,6 +268,8 @@ def _expert_tensor_parallel(run: Run, problem: Problem, tp: int, cp: int, dp: in
 def _recompute(run: Run, problem: Problem, chunks: int) -> str:
     words, layers = meaning("recompute", run.text("recompute")), problem.model.num_layers
     half = f"full:block:{max(1, math.ceil(layers / chunks / 2))}"
+    if words == SELECTIVE:
+        words = meaning("selective", problem.stack.name)
     if words == HALF_OF_LAYERS:
         return half
     if words == CORE_OR_HALF:

@@ -78,6 +78,9 @@ FULL = ("num_layers", "hidden_size", "num_attention_heads")
 MOST_LAYERS = 4096
 """Layers of no real model come near it."""
 
+SHORT, NEAR = 0.85, 0.05
+"""Parameters over the total that a shape names: so few that a matrix is missing, and so near that none is."""
+
 LONGEST = 1 << 20
 """Positions of a model without learned ones: they cost nothing."""
 
@@ -172,11 +175,24 @@ def _checked(name: str, text: str, seq_len: int) -> ModelSpec:
     if MANY_KINDS.search(str(shape.get("notes") or "")):
         raise Unpriceable(f"layers of several kinds, which models.json cannot say: {name}")
     try:
-        return _spec(name, shape, seq_len)
+        return _gated_by_total(name, shape, seq_len) or _spec(name, shape, seq_len)
     except (ValidationError, TypeError, ValueError, OverflowError, AttributeError) as error:
         if isinstance(error, Unpriceable):
             raise
         raise Unpriceable(f"model shape does not hold together: {name}") from error
+
+
+def _gated_by_total(name: str, shape: Shape, seq_len: int) -> ModelSpec | None:
+    """The shape with gated feed-forward layers where it names none but only they come to the total that it names.
+
+    Scripts spell activations in flags of their own (Gemma 2's --gelu-tanh gates): a third of such weights would be lost.
+    """
+    total = float(shape.get("total_params_b") or 0.0) * 1e9
+    if not total or shape.get("gated_mlp") or not shape.get("ffn_hidden_size"):
+        return None
+    gated = _spec(name, {**shape, "gated_mlp": True}, seq_len)
+    short = _spec(name, shape, seq_len).parameters() < SHORT * total
+    return gated if short and abs(gated.parameters() / total - 1.0) < NEAR else None
 
 
 def _spec(name: str, shape: Shape, seq_len: int) -> ModelSpec:

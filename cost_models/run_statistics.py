@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SMALLEST_GROUP = 4
 """Layouts that a group must have measured for its ranking to count."""
+DRAWS = 2000  # of groups, for the interval of a median
 SAME = 1e-9  # relative difference below which two predictions are a tie
 
 
@@ -105,6 +106,23 @@ def errors(pairs: Sequence[tuple[float | None, float | None]]) -> Errors | None:
     ratio = known[:, 0] / known[:, 1]
     size = np.abs(ratio - 1.0)
     return Errors(len(known), float(np.median(size)), float(np.percentile(size, 90)), float(np.median(np.log(ratio))))
+
+
+def median_interval(outcomes: Sequence[Outcome], draws: int = DRAWS) -> tuple[float, float] | None:
+    """Where the median |error| of step times would lie with other rows like these, nine times in ten; None below two groups.
+
+    A bootstrap of whole groups, since rows of one are off alike (Davison and Hinkley 1997, section 3.8), by its percentiles.
+    """
+    timed = [o for o in outcomes if o.measured_step_time_s and o.predicted_step_time_s]
+    groups, which = np.unique([o.run.text("group") or o.run.id for o in timed], return_inverse=True)
+    if len(groups) < 2:
+        return None
+    size = np.abs([o.predicted_step_time_s / o.measured_step_time_s - 1.0 for o in timed])  # type: ignore[operator]
+    order = np.argsort(size)
+    taken = np.random.default_rng(0).multinomial(len(groups), np.full(len(groups), 1.0 / len(groups)), size=draws)
+    below = np.cumsum(taken[:, which[order]], axis=1)
+    medians = size[order][np.argmax(2 * below >= below[:, -1:], axis=1)]
+    return float(np.quantile(medians, 0.05)), float(np.quantile(medians, 0.95))
 
 
 def ranking(outcomes: Sequence[Outcome]) -> Ranking | None:

@@ -117,10 +117,14 @@ class Word:
 
 
 HALF_OF_LAYERS = "half of the layers"
+SELECTIVE = "selective"
 CORE_OR_HALF = "core attention, or half of the layers"
 WHOLE_STEP = "whole step"
+ROWWISE = "a scale for each row"
 UNTOLD = "as was measured"
-ACTIVATION_OFFLOAD = "activation offload: neither its memory nor its traffic is priced"
+ACTIVATION_OFFLOAD = "activation offload in words that do not tell how much leaves the device"
+SHARE = r"(0?\.\d{1,6}|[01](\.0)?)"
+OF_MODULES = "the share of what layers save that these modules do, see run_offload"
 GRADE = "grade not printed: ±15 %"
 
 FSDP_BUILT = r".*(torchtune|lit-?gpt|lightning|olmo|veomni|fairscale|axolotl|accelerate|hugging|transformers|pytorch).*"
@@ -147,6 +151,11 @@ VOCABULARY: tuple[Word, ...] = (
     # Family | accelerator → the site's own cluster, where its network is known to be another.
     Word("site", r"bigscience \| a100.*", "jean-zay-a100", "four 100 Gb/s links per server of eight"),
     Word("site", r".*", ""),
+    # Cluster | devices of its supernode → how they are joined, where a board of that size is built in another way.
+    Word(
+        "board", r"hgx-(a100|h100|h200)\b.* \| 4", "full_mesh", "NVIDIA's boards of four have no switch: a pair has its own links"
+    ),
+    Word("board", r".*", ""),
     # Software and more → stack. The text matched is "software | family | precision | optimizer_sharding | comm_overlap".
     Word("stack", r".*kernel=flash_attention2 \+ rms kernel.*", "aleph-alpha-flash2-rms"),
     Word("stack", r".*kernel=flash_attention2.*", "aleph-alpha-flash2"),
@@ -213,8 +222,11 @@ VOCABULARY: tuple[Word, ...] = (
     Word("recompute", r"selective: ?rmsnorm \+ mla.up.projections", "selective:layernorm+mla_up_proj"),
     Word("recompute", r"selective: ?([a-z_+]+)", r"selective:\1", "Megatron's module names"),
     Word("recompute", r"selective \((layer|op)\)", HALF_OF_LAYERS, "torchtitan: every second layer or matrix product"),
-    Word("recompute", r"selective", CORE_OR_HALF, "core attention where the stack names modules, otherwise per operator"),
+    Word("recompute", r"selective", SELECTIVE, "what the stack takes it for"),
     Word("recompute", r".+", "!recompute in words that are not priced"),
+    # Selective recompute without a list, by stack.
+    Word("selective", r"mindformers", "none", "select_recompute: beside fused attention the feed-forward activation alone"),
+    Word("selective", r".*", CORE_OR_HALF, "core attention where the stack names modules, otherwise per operator"),
     # Whether a dp with which the grid is short by a factor of ep leaves ep out. The text matched is "family | notes".
     Word("dp", r".*(kempner \||ep is its own mesh dim).*", "whole", "data is spread over dp alone"),
     Word("dp", r".*", "without ep", "experts lie across ranks that have data of their own"),
@@ -233,9 +245,13 @@ VOCABULARY: tuple[Word, ...] = (
     Word("cp_type", r".+", "!cp_type in words that are not priced"),
     # Offload.
     Word("offload", r"|none", "none"),
-    Word("offload", r"optimizer:(0?\.\d{1,6}|[01])", r"optimizer:\1"),
-    Word("offload", r"optimizer.*", "optimizer:1"),
+    Word("offload", rf"optimizer:{SHARE}(\+activations:{SHARE})?|activations:{SHARE}", r"\g<0>"),
+    Word("offload", r".*cpu_offloading_num_layers ?= ?(\d{1,6}).*", r"activations of \1 layers", "of a stage's layers, as a share"),
+    Word("offload", r"fine-grained activations: ?([a-z_0-9]+(?:\+[a-z_0-9]+)*)", r"activations of modules \1", OF_MODULES),
+    Word("offload", r"swap[-_ ]attention", "activations of modules attention", OF_MODULES),
+    Word("offload", r"(all )?activations?", "activations:1"),
     Word("offload", r".*(activation|swap).*", f"!{ACTIVATION_OFFLOAD}"),
+    Word("offload", r"optimizer.*", "optimizer:1"),
     Word("offload", r".+", "!offload of single modules or parameters"),
     # Schedule.
     Word("pp_schedule", r"|1f1b", "1f1b"),
@@ -260,9 +276,12 @@ VOCABULARY: tuple[Word, ...] = (
     Word("cuda_graphs", r".*full_iteration.*", WHOLE_STEP, "the host launches one graph: no floor per layer"),
     Word("cuda_graphs", r"transformer_engine:([a-z_+]+)", r"\1", "modules of a layer that are replayed"),
     Word("cuda_graphs", r".*", ""),
-    Word("compiled", r".*torch\.compile=(false|off|no)\b.*", "no", "elementwise work is chains of kernels"),
+    Word("scales", r".*row-?wise.*", ROWWISE, "operands are cast anew for every GEMM, and gathered in BF16"),
+    Word("scales", r".*", ""),
+    Word("compiled", r".*(torch\.compile=(false|off|no)|\bfsdp eager)\b.*", "no", "elementwise work is chains of kernels"),
     Word("compiled", r".*", "yes"),
     Word("routing", r".*(balanc|capacity 1|megatron-bridge|bridge-studies|mcore-moe).*", "balanced", "forced, or capped"),
+    Word("routing", r"dgxc .*", "balanced", "NeMo's performance recipes fill every expert up to a capacity factor of 1"),
     Word("routing", r".*", "free"),
     # What a family's memory figure is: how it was read, and of which stage. The allocator knows no communicator buffers. The text
     # matched here and for splits is "family | software": a framework has its ways in other families' hands too.
@@ -270,6 +289,9 @@ VOCABULARY: tuple[Word, ...] = (
     Word("memory", r".*torchtitan.*|stas \|.*", "reserved fullest", "max_memory_reserved: the allocator's cache is in"),
     Word("memory", r"bigscience \|.*", "device fullest", "nvidia-smi: context, communicators and the allocator's cache are in"),
     Word("memory", r".*", "allocated fullest", "peak allocated on the fullest rank"),
+    # What a family's table leaves open of its rows, as a spread of log step time.
+    Word("doubt", r"mindspeed-llm|mindformers", "0.15", "grade not printed, layout joined from a script: ±15 %"),
+    Word("doubt", r".*", "0"),
     # How a family's framework cuts stages.
     Word("split", r".*nanotron.*", "by compute", "blocks dealt out by matrix products, the head's in"),
     Word("split", r".*(aleph.alpha|aa-scaling).*", "by parameters", "the largest stage's, ends included, as few as can be"),

@@ -85,28 +85,46 @@ class Schedule:
         silent = (self.kind == WEIGHT) | (self.kind == NONE)
         return np.where(silent | (forward & (self.chunk == 0)), NONE, takes), np.where(silent, NONE, makes)
 
+    @cached_property
+    def sequence(self) -> tuple[Ints, Ints]:
+        """Stage and position of every pass, each after the passes it waits for, (passes,) each."""
+        stage, begin, end = np.array(list(self._runs()), dtype=np.int64).reshape(-1, 3).T
+        length = end - begin
+        return np.repeat(stage, length), np.arange(length.sum()) - np.repeat(np.cumsum(length) - length - begin, length)
+
     def groups(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(stage, its one or two positions that run together), each after what it waits for. ValueError: stages wait in a ring."""
+        paired, length = self.paired.tolist(), self.kind.shape[1]
+        for stage, p, end in self._runs():
+            while p < end:
+                both = p + 1 < length and paired[stage][p + 1]
+                yield stage, (p, p + 1) if both else (p,)
+                p += 1 + both
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """(stage, a position, the one behind the last that follows without waiting), each after what it waits for."""
         takes, makes = (each.tolist() for each in self.wires)
-        paired, lengths = self.paired.tolist(), (self.kind != NONE).sum(axis=1).tolist()
-        done = bytearray(2 * self.chunks * self.num_microbatches)
+        lengths = (self.kind != NONE).sum(axis=1).tolist()
+        beside = self.paired.tolist() if self.paired.any() else None
+        done = bytearray(2 * self.chunks * self.num_microbatches + 1)  # the last one, which −1 writes, belongs to no message
         position = [0] * self.pp
         stages = list(range(self.pp))
         while stages:
             moved = False
             for stage in stages:
-                p, taken, made, beside, length = position[stage], takes[stage], makes[stage], paired[stage], lengths[stage]
-                while p < length:
-                    both = p + 1 < length and beside[p + 1]
-                    if (taken[p] >= 0 and not done[taken[p]]) or (both and not done[taken[p + 1]]):
-                        break
-                    for q in (p, p + 1) if both else (p,):
-                        if made[q] >= 0:
-                            done[made[q]] = 1
-                    yield stage, (p, p + 1) if both else (p,)
-                    p += 1 + both
-                moved = moved or p > position[stage]
-                position[stage] = p
+                first = p = position[stage]
+                taken, made, length = takes[stage], makes[stage], lengths[stage]
+                while p < length and (taken[p] < 0 or done[taken[p]]):
+                    if beside is not None and p + 1 < length and beside[stage][p + 1]:
+                        if taken[p + 1] >= 0 and not done[taken[p + 1]]:
+                            break
+                        done[made[p]] = 1
+                        p += 1
+                    done[made[p]] = 1
+                    p += 1
+                if p > first:
+                    position[stage], moved = p, True
+                    yield stage, first, p
             stages = [stage for stage in stages if position[stage] < lengths[stage]]
             if stages and not moved:
                 raise ValueError(f"schedule {self.name}: stages {stages} wait for each other")
@@ -141,8 +159,8 @@ def build_schedule(
         raise ValueError(f"schedule {name!r} cannot be overlapped by choice; 1f1b and interleaved can")
     m = num_microbatches
     if name in WHOLE:
-        orders = [_whole_order(name, pp, vpp, m, stage, group or pp, overlapped) for stage in range(pp)]
-    elif name == ZB_H1:
+        return Schedule(name, pp, vpp, m, *_whole_orders(name, pp, vpp, m, group or pp, overlapped))
+    if name == ZB_H1:
         orders = [_zb_h1(pp, m, stage) for stage in range(pp)]
     elif name == ZB_V:
         orders = [_zb_v(pp, m, stage) for stage in range(pp)]
@@ -227,15 +245,6 @@ def loss_stages(name: str, pp: int, vpp: int) -> Bools:
     return np.asarray((stage_chunks(name, pp, vpp) == pp * vpp - 1).any(axis=0))
 
 
-def source_of(kind: int, chunk: int, last: int) -> tuple[int, int] | None:
-    """(kind, chunk) of the pass whose output this one takes; None at the pipeline's entrance. Backwards count as whole ones."""
-    if kind == FORWARD:
-        return (FORWARD, chunk - 1) if chunk > 0 else None
-    if kind == WEIGHT:
-        return (BACKWARD, chunk)
-    return (BACKWARD, chunk + 1) if chunk < last else (FORWARD, last)
-
-
 @lru_cache(maxsize=4096)
 def _held(schedule: Schedule, stage: int) -> Ints:
     kind, chunk = schedule.kind[stage], schedule.chunk[stage]
@@ -260,21 +269,27 @@ def _largest(rows: Ints) -> Ints:
 # --- orders ------------------------------------------------------------------------------------------------------------------
 
 
-def _whole_order(name: str, pp: int, vpp: int, m: int, stage: int, group: int, overlapped: bool) -> list[Pass]:
-    """Warm-up forwards, one forward and one backward in turns, the backwards that are left.
+def _whole_orders(name: str, pp: int, vpp: int, m: int, group: int, overlapped: bool) -> tuple[Ints, Ints, Ints, Bools]:
+    """Warm-up forwards, one forward and one backward in turns, the backwards that are left, on every stage.
 
     Warm-up: all m; pp−1−s; and 2·(pp−1−s) + (vpp−1)·group. Where passes are paired, one more, so that no two depend on each other.
     """
-    turns = [(v, i) for first in range(0, m, group) for v in range(vpp) for i in range(first, min(first + group, m))]
-    turns = turns if vpp > 1 else [(0, i) for i in range(m)]
-    total = m * vpp
-    usual = {GPIPE: m, ONE_F_ONE_B: pp - 1 - stage, INTERLEAVED: 2 * (pp - 1 - stage) + (vpp - 1) * group}[name]
-    warm_up = min(total, usual + overlapped)
-    forwards: list[Pass] = [(FORWARD, v * pp + stage, i, False) for v, i in turns]
-    backwards: list[Pass] = [(BACKWARD, (vpp - 1 - v) * pp + stage, i, False) for v, i in turns]
-    beside: list[Pass] = [(*one[:3], overlapped) for one in backwards]
-    steady = [p for pair in zip(forwards[warm_up:], beside, strict=False) for p in pair]
-    return forwards[:warm_up] + steady + backwards[total - warm_up :]
+    firsts = range(0, m, group) if vpp > 1 else (0,)
+    turns = [(v, i) for first in firsts for v in range(vpp) for i in range(first, min(first + group, m) if vpp > 1 else m)]
+    turn, (v, i) = np.arange(m * vpp), np.array(turns, dtype=np.int64).T
+    stage = np.arange(pp)[:, None]
+    behind = pp - 1 - stage
+    usual = {GPIPE: 0 * stage + m, ONE_F_ONE_B: behind, INTERLEAVED: 2 * behind + (vpp - 1) * group}[name]
+    warm_up = np.minimum(m * vpp, usual + overlapped)
+    forward = np.broadcast_to(np.where(turn < warm_up, turn, 2 * turn - warm_up), (pp, m * vpp))
+    together = np.broadcast_to(turn < m * vpp - warm_up, (pp, m * vpp))
+    backward = np.where(together, warm_up + 2 * turn + 1, m * vpp + turn)
+    kind, chunk, microbatch = (np.empty((pp, 2 * m * vpp), dtype=np.int64) for _ in range(3))
+    paired = np.zeros((pp, 2 * m * vpp), dtype=bool)
+    for at, of, taken in ((forward, FORWARD, v), (backward, BACKWARD, vpp - 1 - v)):
+        kind[stage, at], chunk[stage, at], microbatch[stage, at] = of, taken * pp + stage, i
+    paired[stage, backward] = together & overlapped
+    return kind, chunk, microbatch, paired
 
 
 class _Order:

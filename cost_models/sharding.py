@@ -60,7 +60,7 @@ def gathered_stages(stack: Stack, table: LayoutTable) -> Bools:
 class ShardGroups(Groups):
     """Groups over cp and dp: runs of the `inner` ranks, one run for each of the `outer`.
 
-    With pp inside dp the runs lie further apart than their length; then `stride` is only the mean step.
+    Where another dimension lies between the two the runs are further apart than their length; then `stride` is only the mean step.
     """
 
     inner: Groups
@@ -98,10 +98,13 @@ def shard_group(table: LayoutTable) -> ShardGroups:
     """Ranks that share a dense weight's optimizer states: dp·cp of them, tp apart; under HSDP the inner K."""
     cp, dp = groups(table, "cp"), groups(table, "dp")
     size = np.where(table.sharding == HSDP, np.minimum(np.maximum(table.hsdp, 1), table.cp * table.dp), table.cp * table.dp)
-    spread = dp.stride > cp.stride * table.cp
-    stride = np.where(spread, np.maximum(cp.stride, dp.stride // table.cp), cp.stride)
-    inner = np.minimum(size, table.cp)
-    return ShardGroups(size, stride, Groups(inner, cp.stride), Groups(size // inner, dp.stride))
+    length, near, far = cp.size, cp.stride, dp.stride
+    if (near > far).any():
+        length, near, far = np.where(near > far, [dp.size, far, near], [length, near, far])
+    spread = far > near * length
+    stride = np.where(spread, np.maximum(near, far // length), near)
+    inner = np.minimum(size, length)
+    return ShardGroups(size, stride, Groups(inner, near), Groups(size // inner, far))
 
 
 def copy_groups(table: LayoutTable) -> Groups:

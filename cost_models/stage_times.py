@@ -80,6 +80,14 @@ class Kept:
     optimizer_s: Floats
     offload_s: Floats | None
 
+    def begun(self, starts: slice) -> Kept:
+        """Of stages (n, k, starts, lengths) those that begin at some of the cuts."""
+        exposed, hidden, optimizer = (each[:, :, starts] for each in (self.exposed_gradients_s, self.gradients_s, self.optimizer_s))
+        gathered, parameters, offload = (
+            None if each is None else each[:, :, starts] for each in (self.exposed_parameters_s, self.parameters_s, self.offload_s)
+        )
+        return Kept(self.turns, exposed, hidden, gathered, parameters, optimizer, offload)
+
     def beside(self, flow: Flow) -> StageTimes:
         """The times of stages with that pipeline: what does not hide behind its passes is exposed."""
         gathered_s = self.gathered_s(flow.forward_s, flow.lead_s)
@@ -109,7 +117,7 @@ def late_s(traffic_s: Floats, passes_s: Floats, turns: tuple[int, int], lead_s: 
     chunk's reduction when its last micro-batch is done); its weights behind the forward passes before, and `lead_s` before those.
     What waits in line for the same links is late together.
     """
-    return left_s(in_line_s(traffic_s, turns), behind_s(passes_s, turns), turns, lead_s)
+    return left_s(in_line_s(traffic_s, turns), behind_s(passes_s, turns, lead_s), turns)
 
 
 def in_line_s(traffic_s: Floats, turns: tuple[int, int]) -> Floats:
@@ -117,18 +125,32 @@ def in_line_s(traffic_s: Floats, turns: tuple[int, int]) -> Floats:
     return traffic_s if turns[1] == 1 else np.cumsum(traffic_s.reshape(len(traffic_s), turns[1], -1), axis=1)
 
 
-def behind_s(passes_s: Floats, turns: tuple[int, int]) -> Floats:
+def behind_s(passes_s: Floats, turns: tuple[int, int], lead_s: Floats | float = 0.0) -> Floats:
     """Of `late_s` what hangs on the passes: those that each chunk's traffic can hide behind, (n, vpp, stages)."""
     pp, vpp = turns
     if vpp == 1:
-        return passes_s
+        return np.asarray(passes_s + lead_s)
     passes = passes_s.reshape(len(passes_s), vpp, -1)
-    return np.asarray(passes + pp * (np.cumsum(passes, axis=1) - passes))
+    found, before = np.empty_like(passes), np.asarray(lead_s) + np.zeros_like(passes[:, 0])
+    for chunk in range(vpp):
+        found[:, chunk] = passes[:, chunk] + before
+        before += pp * passes[:, chunk]
+    return found
 
 
-def left_s(in_line: Floats, behind: Floats, turns: tuple[int, int], lead_s: Floats | float = 0.0) -> Floats:
+def left_s(in_line: Floats, behind: Floats, turns: tuple[int, int]) -> Floats:
     """`late_s` from these two."""
     waiting = in_line - behind
     if turns[1] > 1:
         waiting = waiting.max(axis=1)
-    return np.asarray(np.maximum(waiting - lead_s, 0.0))
+    return np.asarray(np.maximum(waiting, 0.0))
+
+
+def highest(values: Floats) -> tuple[Floats, Ints]:
+    """The largest of every row of (n, stages), and the first stage that has it, (n,) both."""
+    best, place = values[:, 0].copy(), np.zeros(len(values), dtype=np.int16)
+    for stage in range(1, values.shape[1]):
+        better = values[:, stage] > best
+        np.maximum(place, better * np.int16(stage), out=place)
+        np.maximum(best, values[:, stage], out=best)
+    return best, place.astype(np.int64)

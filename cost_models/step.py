@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ..search_spaces.groups import inner_strides
 from ..search_spaces.layout import FULL_UNIFORM, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
 from ..search_spaces.quantities import usable_bytes
 from .layers import LayerModel, resident_share
-from .loads import Cuts, Loads, recompute_depths
+from .loads import Cuts, Loads, picked, recompute_depths, taken
 from .network import Network
 from .pieces import PIECE_COLUMNS, WHOLE_COLUMNS, Pieces, Wholes
 from .pipeline import in_flight, stage_ends_s, stage_paths_s
@@ -26,7 +27,7 @@ from .schedules import loss_stages
 from .sharding import ZERO2
 from .split_passes import by_replay, held_bytes, pass_times, pipeline_ends_s, stage_loads
 from .stage_classes import StageClasses
-from .stage_times import Flow, Kept, StageTimes, behind_s, in_line_s, late_s, left_s
+from .stage_times import Flow, Kept, StageTimes, behind_s, highest, in_line_s, late_s, left_s
 
 CELLS_PER_BLOCK = 1 << 14
 """Works times stages that are priced together: what is known of them, and of the rows that share them, stays in the cache."""
@@ -94,8 +95,8 @@ class CostModel:
 
     def pieces(self, table: LayoutTable) -> Pieces:
         """Costs of every piece for each row; combinations of WHOLE_COLUMNS that were met before are not priced again."""
-        piped = (table.pp > 1) & (self.problem.stack.host_floor_pipeline_s.value > 0)  # a layer costs more in a pipeline
-        columns = [*(getattr(table, name) for name in WHOLE_COLUMNS), piped]
+        piped = (table.pp > 1) & self.problem.stack.slower_in_pipelines  # a layer costs more in a pipeline
+        columns = [*(getattr(table, name) for name in WHOLE_COLUMNS), piped, *inner_strides(table)]
         first, member = distinct_rows(columns)
         keys = list(zip(*(column[first].tolist() for column in columns), strict=True))
         new = np.array([row for row, key in enumerate(keys) if key not in self._known], dtype=np.intp)
@@ -115,7 +116,7 @@ class CostModel:
 
     def price_rows(self, rows: Rows, closed_form: bool = False) -> Prices:
         """The same for rows that are at hand."""
-        table, n = rows.known().table, len(rows)
+        table, n = rows.table, len(rows)
         step_s, peak_bytes, fits = np.empty(n), np.empty(n), np.zeros(n, dtype=bool)
         critical, fullest = np.zeros(n, dtype=np.int16), np.zeros(n, dtype=np.int16)  # scattered to: the smaller the faster
         for group in rows.alike() if n else ():
@@ -136,13 +137,13 @@ class CostModel:
         if rows.column("activation_offload").any():
             away = away + self._moved_bytes(rows, flow.load, np.arange(rows.shape[0]))
         times = self.around_pipeline(rows, flow)
-        return self._prices(times.done_s, times.after_s.max(axis=1), self.stage_bytes(rows, flow.load), away.max(axis=1))
+        after_s = times.after_s.max(axis=1) + rows.stalled_s
+        return self._prices(times.done_s, after_s, self.stage_bytes(rows, flow.load), away.max(axis=1))
 
     def _price_group(self, rows: Rows, group: Alike, classes: StageClasses, closed_form: bool) -> Iterator[tuple[slice, Prices]]:
         """Rows that share split and schedule, some of them after the others."""
-        mine = rows.take(group.members)
-        if by_replay(mine):
-            yield slice(len(group.members)), self.price_cuts(mine, classes.cuts)
+        if by_replay(rows.take(group.works)):
+            yield slice(len(group.members)), self.price_cuts(rows.take(group.members), classes.cuts)
         else:
             yield from self._price_alike(rows, group, classes, closed_form)
 
@@ -167,20 +168,22 @@ class CostModel:
             used = self._working_bytes(working, flow.load, *self._in_flight(working, classes.first))
             some = slice(*np.searchsorted(group.work, [first, first + step]).tolist())
             work, kind = group.work[some] - first, group.kind[some]
-            done = np.take(flow.end_s, work, axis=0)
-            done += np.take(kept.exposed_gradients_s, kind, axis=0)
-            hidden = behind_s(flow.backward_s, kept.turns)
-            done += left_s(np.take(gradients, kind, axis=0), np.take(hidden, work, axis=0), kept.turns)
-            after = np.take(kept.stepped_s, kind, axis=0)
+            done = taken(flow.end_s, work)
+            done += taken(kept.exposed_gradients_s, kind)
+            done += left_s(taken(gradients, kind), taken(behind_s(flow.backward_s, kept.turns), work), kept.turns)
+            after = taken(kept.stepped_s, kind)
             if parameters is not None:
-                hidden, lead = np.take(behind_s(flow.forward_s, kept.turns), work, axis=0), np.take(flow.lead_s, work, axis=0)
-                after += left_s(np.take(parameters, kind, axis=0), hidden, kept.turns, lead)
-            peak = np.take(used, work, axis=0)
-            peak += np.take(states, kind, axis=0)
+                hidden = behind_s(flow.forward_s, kept.turns, flow.lead_s)
+                after += left_s(taken(parameters, kind), taken(hidden, work), kept.turns)
+            peak = taken(used, work)
+            peak += taken(states, kind)
             away = host[kind]
             if moved:
-                away = away + np.take(self._moved_bytes(working, flow.load, classes.first), work, axis=0)
-            yield some, self._prices(done, after.max(axis=1), peak, away.max(axis=1), classes.first)
+                away = away + taken(self._moved_bytes(working, flow.load, classes.first), work)
+            after_s = after.max(axis=1)
+            if self.problem.stack.message_stall_s.value:
+                after_s += rows.take(group.members[some]).stalled_s
+            yield some, self._prices(done, after_s, peak, away.max(axis=1), classes.first)
 
     def _class_flow(self, rows: Rows, classes: StageClasses, closed_form: bool) -> Flow:
         """Of rows of one split the pipeline as `flow` has it, at the first stage of every class, (n, classes).
@@ -193,21 +196,19 @@ class CostModel:
         if vpp == 1:
             lengths, each = classes.run_lengths, load.pick(classes.runs)
             ends = stage_ends_s(schedule, pp, vpp, each.forward_s, each.backward_s, rows.p2p_s, m, lengths, closed_form)
-            lead = np.take(np.cumsum(each.forward_s * lengths, axis=1) - each.forward_s * lengths, classes.first_runs, axis=1)
-            ends = np.take(ends, classes.first_runs, axis=1)
+            lead, ends = picked(_before(each.forward_s * lengths), classes.first_runs), picked(ends, classes.first_runs)
         else:
             whole = chunks.pick(classes.chunk)
             ends = stage_ends_s(schedule, pp, vpp, whole.forward_s, whole.backward_s, rows.p2p_s, m, closed_form=closed_form)
-            ends, lead = np.take(ends, classes.first, axis=1), np.take(_before(whole.forward_s[:, :pp]), classes.first, axis=1)
+            lead, ends = picked(_before(whole.forward_s[:, :pp]), classes.first), picked(ends, classes.first)
         return Flow(chunks, load, ends, *self._free_s(rows, lead, passes.forward_s, passes.backward_s))
 
     def _prices(
         self, done_s: Floats, after_s: Floats, peak_bytes: Floats, host_bytes: Floats | float, stages: Ints | None = None
     ) -> Prices:
         """From figures of all stages, or of the given ones, (n, stages), and of what comes after, (n,)."""
-        each, critical, fullest = np.arange(len(done_s)), done_s.argmax(axis=1), peak_bytes.argmax(axis=1)
-        step_s = done_s[each, critical] + after_s + self.problem.stack.step_overhead_s.value
-        peak = peak_bytes[each, fullest]
+        (done, critical), (peak, fullest) = highest(done_s), highest(peak_bytes)
+        step_s = done + after_s + self.problem.stack.step_overhead_s.value
         fits = (peak <= self.usable_bytes) & (host_bytes <= self.host_limit_bytes)
         if stages is not None:
             critical, fullest = stages[critical], stages[fullest]
@@ -316,8 +317,7 @@ class CostModel:
 
     def _working_bytes(self, rows: Rows, load: Loads, held: Floats, last: Bools) -> Floats:
         """Of them the activations of the micro-batches in flight and the largest transient."""
-        at_loss, each = _across(rows.last_transient_bytes), _across(rows.transient_bytes)
-        return np.asarray(load.saved_bytes * held + np.where(last, at_loss, each))
+        return np.asarray(load.saved_bytes * held + np.where(last.T, rows.last_transient_bytes, rows.transient_bytes).T)
 
     def _state_bytes(self, rows: Rows, load: Loads) -> Floats:
         """Of them weights, gradients and optimizer states, and the buffers of communicators."""
@@ -334,7 +334,7 @@ class CostModel:
         pp, vpp, schedule = rows.shape
         if by_replay(rows):  # their loads count every micro-batch that is held
             return np.ones((len(rows), len(stages))), loss_stages(schedule, pp, vpp)[None, stages]
-        held = in_flight(schedule, pp, vpp, _across(rows.column("num_microbatches")), stages[None, :]) / vpp
+        held = in_flight(schedule, pp, vpp, rows.column("num_microbatches"), stages[:, None]).T / vpp
         return held, stages[None, :] == pp - 1
 
     def peaks_at(self, rows: Rows, load: Loads, in_flight: Floats, last: npt.NDArray[np.bool_]) -> Floats:
@@ -355,12 +355,13 @@ class CostModel:
 
     def _factor_rows(self, table: LayoutTable) -> tuple[npt.NDArray[np.intp], Ints]:
         """First rows of the distinct combinations of what pieces depend on, and each row's place among them."""
-        piped = (table.pp > 1) & (self.problem.stack.host_floor_pipeline_s.value > 0)
+        piped = (table.pp > 1) & self.problem.stack.slower_in_pipelines
         uniform = np.where(table.recompute_mode == FULL_UNIFORM, table.recompute_layers, 0)
         sharded = table.sharding >= ZERO2
         moved = [table.activation_offload] if table.activation_offload.any() else []
         fsdp = [np.where(sharded, getattr(table, name), 0) for name in FSDP_COLUMNS] if sharded.any() else []
-        return distinct_rows([*(getattr(table, name) for name in PIECE_COLUMNS), uniform, piped, *moved, *fsdp])
+        of_piece = [getattr(table, name) for name in PIECE_COLUMNS]
+        return distinct_rows([*of_piece, *inner_strides(table), uniform, piped, *moved, *fsdp])
 
 
 def same_shape(table: LayoutTable, depth: bool = False) -> Iterator[npt.NDArray[np.intp]]:
@@ -377,7 +378,10 @@ def _held(rates: tuple[Floats, Floats], load: Loads) -> Floats:
 
 def _before(passes_s: Floats) -> Floats:
     """Seconds of the stages before each, (n, stages)."""
-    return np.asarray(np.cumsum(passes_s, axis=1) - passes_s)
+    found = np.zeros_like(passes_s)
+    for stage in range(1, found.shape[1]):
+        np.add(found[:, stage - 1], passes_s[:, stage - 1], out=found[:, stage])
+    return found
 
 
 def _across(column: npt.NDArray[np.generic], extra: int = 1) -> Floats:

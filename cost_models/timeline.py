@@ -26,7 +26,6 @@ from .schedules import (
     Schedule,
     build_schedule,
     check_schedule,
-    source_of,
 )
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "check_schedule",
     "replayed",
     "simulate",
-    "source_of",
 ]
 
 
@@ -139,12 +137,12 @@ def replayed(schedule: Schedule, work: Work, p2p_s: float = 0.0) -> Timeline:
     chunks = range(schedule.chunks)
     seconds = [[float(work.of(kind, chunk)) for chunk in chunks] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)]
     early = [0.0] * schedule.chunks if work.early_s is None else [float(each) for each in work.early_s]
-    kind, chunk, microbatch = schedule.kind.tolist(), schedule.chunk.tolist(), schedule.microbatch.tolist()
+    kind, chunk = schedule.kind.tolist(), schedule.chunk.tolist()
     takes, makes = (each.tolist() for each in schedule.wires)
     free = [0.0] * schedule.pp
     messages = 2 * schedule.chunks * schedule.num_microbatches
     sent_s, sender = [0.0] * messages, [0] * messages
-    events: list[tuple[float, float, int, int, int, int, bool]] = []
+    starts, ends = [], []
     for stage, together in schedule.groups():
         arrived = 0.0
         for p in together:
@@ -162,10 +160,12 @@ def replayed(schedule: Schedule, work: Work, p2p_s: float = 0.0) -> Timeline:
         for p in together:
             if (made := makes[stage][p]) >= 0:
                 sent_s[made], sender[made] = end, stage
-            events.append((start, end, stage, chunk[stage][p], microbatch[stage][p], kind[stage][p], p != together[0]))
-    events.sort(key=lambda event: (event[0], event[1], event[2], event[6]))
-    start_s, end_s = np.array([event[:2] for event in events]).T
-    stages, chunks_of, microbatches, kinds, paired = np.array([event[2:] for event in events], dtype=np.int64).T
+            starts.append(start)
+            ends.append(end)
+    (stages, positions), start_s, end_s = schedule.sequence, np.array(starts), np.array(ends)
+    order = np.lexsort((schedule.paired[stages, positions], stages, end_s, start_s))
+    stages, positions, start_s, end_s = stages[order], positions[order], start_s[order], end_s[order]
+    chunks_of, microbatches, kinds = (each[stages, positions] for each in (schedule.chunk, schedule.microbatch, schedule.kind))
+    paired = schedule.paired[stages, positions]
     held = np.array([schedule.in_flight(stage) for stage in range(schedule.pp)], dtype=np.int64)
-    columns = stages, chunks_of, microbatches, kinds, paired.astype(bool)
-    return Timeline(schedule, work, *columns, start_s, end_s, float(end_s.max()), held)
+    return Timeline(schedule, work, stages, chunks_of, microbatches, kinds, paired, start_s, end_s, float(end_s.max()), held)

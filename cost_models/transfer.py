@@ -13,7 +13,7 @@ import numpy as np
 
 from ..search_spaces.layout import Floats, Ints
 from .calibration import Calibration, Pairs, fit, pair_of, pairs_of, pools_of, priors_of
-from .few_runs import few_runs
+from .few_runs import doubts_of, few_runs
 from .intervals import Z_COVERAGE
 from .parameters import FEW_ROWS
 from .pooling import Pool
@@ -76,7 +76,7 @@ def learning_curve(own: Sequence[Outcome], rest: Sequence[Outcome], pools: dict[
     found = few_runs(rows, runs, priors_of(pools, pair)).learn(weights)
     moe = sum(o.job is not None and o.job.problem.model.is_moe for o in own) * 2 > len(own)
     typical = load_profile(pair.accelerator).intervals.typical["moe" if moe else "dense"]
-    width = np.hypot(typical, Z_COVERAGE * found.spread)
+    width = np.hypot(typical, Z_COVERAGE * np.hypot(found.spread, doubts_of(rows)))
     errors = [np.median(np.abs(np.expm1(found.residuals[s, held]))) for s, held in enumerate(held_out)]
     inside = [np.mean(np.abs(found.residuals[s, held]) <= width[s, held]) for s, held in enumerate(held_out)]
     documented = np.abs(runs.predict({}) / runs.measured - 1.0)

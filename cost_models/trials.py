@@ -36,7 +36,7 @@ class TrialModel(CostModel):
         for members in same_shape(table):
             part = rows.take(members)
             cuts = np.array([table.splits[int(index)].cuts for index in part.table.split])
-            found[members] = self.around_pipeline(part, self.flow(part, cuts)).total_s + overhead[members]
+            found[members] = self.around_pipeline(part, self.flow(part, cuts)).total_s + part.stalled_s + overhead[members]
         return found
 
     def rows(self, table: LayoutTable) -> Rows:
@@ -53,7 +53,7 @@ class TrialModel(CostModel):
 
     def pieces(self, table: LayoutTable) -> Pieces:
         """Costs of every piece for each row."""
-        return self.layers.pieces(table)
+        return self.layers.pieces(table, self.layers.wholes(table, shared=False), np.arange(len(table)))
 
 
 class Priced:

@@ -28,7 +28,7 @@ from .run_files import read_runs
 from .run_layouts import Job, job_of
 from .run_measures import as_measured_gib, implied_mfu, odd_figures, peak_gib, printed_step_s, refuse_unmeasured, step_time_s
 from .run_models import Shape, read_shapes
-from .run_statistics import POOLS, Ended, Statistics, ended, slices, statistics
+from .run_statistics import POOLS, Ended, Statistics, ended, median_interval, slices, statistics
 from .runs import Run, Unpriceable
 from .step import CostModel, same_shape
 
@@ -131,13 +131,14 @@ class Validation:
         found = [(family, ended([o for o in self.outcomes if o.run.family == family])) for family in self.families]
         return [(family, verdicts) for family, verdicts in found if verdicts.rows]
 
-    def pools(self) -> list[tuple[str, str, Statistics]]:
-        """Statistics of families that share hardware and kind of model: (pool, split, statistics)."""
+    def pools(self) -> list[tuple[str, str, Statistics, tuple[float, float] | None]]:
+        """Statistics of families that share hardware and kind of model, and their median's interval: (pool, split, …)."""
         found = []
         for pool in POOLS:
             members = [o for o in self.outcomes if pool.holds(o)]
             for split in dict.fromkeys(o.run.split for o in members):
-                found.append((pool.name, split, statistics([o for o in members if o.run.split == split])))
+                part = [o for o in members if o.run.split == split]
+                found.append((pool.name, split, statistics(part), median_interval(part)))
         return found
 
     def coverage(self) -> list[tuple[str, str, int, int, float]]:

@@ -125,11 +125,17 @@ class Reference:
 
     # ---- kernels -------------------------------------------------------------------------------------------------
 
-    def memory_s(self, moved: float, share: float = 1.0) -> float:
+    def memory_s(self, moved: float, share: float = 1.0, kernels: int = 1) -> float:
         if moved == 0:
             return 0.0
         rate = share * self.device.memory_bandwidth_bytes_per_s.value * self.profile.memory_efficiency.value
-        return moved / rate + self.profile.elementwise_launch_s.value
+        return moved / rate + kernels * self.profile.elementwise_launch_s.value
+
+    def cast_s(self, values: float) -> float:
+        """Operands that are cast to FP8 by kernels of their own."""
+        if self.workload.precision not in ("fp8", "fp4"):
+            return 0.0
+        return self.memory_s(self.stack.fp8_cast_bytes * values, self.stack.elementwise_efficiency.value)
 
     def gemm_s(self, m: float, n: float, k: float, groups: float | None = None, bf16: bool = False) -> float:
         precision = "bf16" if bf16 and self.workload.precision in ("fp8", "fp4") else self.workload.precision
@@ -173,39 +179,61 @@ class Reference:
             moved = (2 * self.stack.gradient_bytes - BF16) * n * k * groups  # a buffer read and written, in place of a BF16 write
             wgrad_s += moved / (self.device.memory_bandwidth_bytes_per_s.value * self.profile.memory_efficiency.value)
         flops = 2 * m * n * k * (groups or 1)
-        forward_s = self.gemm_s(m, n, k, groups, bf16)
-        return Op(name, forward_s, dgrad_s + wgrad_s, (flops, flops), saved, frozenset(modules.split()), messages, wgrad_s)
+        forward_s, backward_s = self.gemm_s(m, n, k, groups, bf16), dgrad_s + wgrad_s
+        if not bf16:  # input and weight; output gradient and weight, output gradient and input
+            forward_s += self.cast_s((m * k + n * k) * (groups or 1))
+            backward_s += self.cast_s((2 * m * n + n * k + m * k) * (groups or 1))
+        return Op(name, forward_s, backward_s, (flops, flops), saved, frozenset(modules.split()), messages, wgrad_s)
 
     def elementwise(
-        self, name: str, forward: float, backward: float, saved: float = 0.0, modules: str = "", messages: tuple[Msg, ...] = ()
+        self,
+        name: str,
+        forward: float,
+        backward: float,
+        saved: float = 0.0,
+        modules: str = "",
+        messages: tuple[Msg, ...] = (),
+        kernels: tuple[int, int] = (1, 1),
     ) -> Op:
         share = self.stack.elementwise_efficiency.value
-        once_s, back_s = self.memory_s(forward, share), self.memory_s(backward, share)
+        once_s, back_s = self.memory_s(forward, share, kernels[0]), self.memory_s(backward, share, kernels[1])
         return Op(name, once_s, back_s, (0.0, 0.0), saved, frozenset(modules.split()), messages)
 
     # ---- operators -----------------------------------------------------------------------------------------------
 
-    def into_tp(self, size: float) -> tuple[Msg, ...]:
-        """Before a column-parallel GEMM: with SP gather forward, gather again (hidden) and scatter backward; else reduce there."""
-        if self.layout.sequence_parallel:
-            return (
-                Msg("tp", "all_gather", size, 1, 0),
-                Msg("tp", "all_gather", size, 0, 1, hidden=True),
-                Msg("tp", "reduce_scatter", size, 0, 1, wgrad=True),
-            )
-        return (Msg("tp", "all_reduce", size, 0, 1, wgrad=True),)
+    def into_tp(self, size: float, linears: int = 1, bf16: bool = False) -> tuple[Msg, ...]:
+        """Before a column-parallel GEMM: with SP gather forward, gather again (hidden) and scatter backward; else reduce there.
 
-    def out_of_tp(self, size: float) -> tuple[Msg, ...]:
+        Each of several linears does so alone, where the stack does not share what they gather.
+        """
+        times = 1 if self.stack.shared_gathers else linears
+        if self.layout.sequence_parallel:
+            gathered = size if bf16 else size * self.gathered_width
+            return (
+                Msg("tp", "all_gather", gathered, times, 0),
+                Msg("tp", "all_gather", gathered, 0, 1, hidden=True),
+                Msg("tp", "reduce_scatter", size, 0, times, wgrad=True),
+            )
+        return (Msg("tp", "all_reduce", size, 0, times, wgrad=True),)
+
+    def out_of_tp(self, size: float, bf16: bool = False) -> tuple[Msg, ...]:
         """After a row-parallel GEMM."""
         if self.layout.sequence_parallel:
-            return (Msg("tp", "reduce_scatter", size, 1, 0), Msg("tp", "all_gather", size, 0, 1))
+            gathered = size if bf16 else size * self.gathered_width
+            return (Msg("tp", "reduce_scatter", size, 1, 0), Msg("tp", "all_gather", gathered, 0, 1))
         return (Msg("tp", "all_reduce", size, 1, 0),)
+
+    @property
+    def gathered_width(self) -> float:
+        """Of a linear's tensor when TP gathers it, over BF16."""
+        return 0.5 if self.stack.fp8_gathers and self.workload.precision in ("fp8", "fp4") else 1.0
 
     def norm(self, name: str, width: int, saved: float) -> Op:
         saved += self.keeps.norm_bytes * self.tokens * width / self.sp
         tensor = BF16 * self.tokens * width / self.sp
-        passes = (21, 35) if "norm" in self.stack.eager_kernels else (4, 6)
-        return self.elementwise(name, passes[0] * tensor, passes[1] * tensor, saved, "layernorm")
+        if "norm" in self.stack.eager_kernels:
+            return self.elementwise(name, 21 * tensor, 35 * tensor, saved, "layernorm", kernels=(7, 12))
+        return self.elementwise(name, 4 * tensor, 6 * tensor, saved, "layernorm")
 
     def gemm_input(self, width: int) -> float:
         """Saved input of a dense column-parallel GEMM."""
@@ -217,7 +245,7 @@ class Reference:
         if gated and self.keeps.separate_activation:
             saved += BF16 * outputs
         if "activation" in self.stack.eager_kernels:
-            return self.elementwise(name, 5 * moved / 3, 3 * moved, saved, modules)
+            return self.elementwise(name, 5 * moved / 3, 3 * moved, saved, modules, kernels=(2, 4))
         return self.elementwise(name, moved, 2 * moved, saved, modules)
 
     def core(self, heads: float, d_qk: int, d_v: int, qkv: float, kv: float) -> Op:
@@ -237,17 +265,18 @@ class Reference:
 
     def mixer(self, mixer: Attention | LatentAttention) -> Iterator[Op]:
         h, t, tp = self.model.hidden_size, self.tokens, self.layout.tp
-        elementwise = 5 if "rotary" in self.stack.eager_kernels else 1
+        elementwise, chain = (5, (10, 10)) if "rotary" in self.stack.eager_kernels else (1, (1, 1))
         latent = isinstance(mixer, LatentAttention)
         yield self.norm("input_norm", h, self.linear * t * h / self.sp if latent else self.gemm_input(h))
         if isinstance(mixer, Attention):
             d, heads = mixer.head_dim, mixer.heads / tp
             kv_heads = max(mixer.kv_heads / tp, 1)
             width = (heads + 2 * kv_heads) * d
-            yield self.gemm("qkv_proj", t, width, h, BF16 * t * width, messages=self.into_tp(BF16 * t * h))
+            yield self.gemm("qkv_proj", t, width, h, BF16 * t * width, messages=self.into_tp(BF16 * t * h, linears=3))
             normed = mixer.qk_norm != "none"
             moved = BF16 * t * (heads + kv_heads) * d * (4 if normed else 2) * elementwise
-            yield self.elementwise("rotary", moved, moved, BF16 * t * (heads + kv_heads) * d if normed else 0.0)
+            kept = BF16 * t * (heads + kv_heads) * d if normed else 0.0
+            yield self.elementwise("rotary", moved, moved, kept, kernels=chain)
             yield self.core(heads, d, d, width, 2 * kv_heads * d)
             value = heads * d
         else:
@@ -261,7 +290,7 @@ class Reference:
             qkv = heads * (2 * d_qk + d_v)
             yield self.gemm("kv_up_proj", t, up, mixer.kv_lora_rank, BF16 * t * qkv, "mla_up_proj")
             moved = BF16 * t * (heads * d_qk + up) * 2 * elementwise
-            yield self.elementwise("rotary", moved, moved)
+            yield self.elementwise("rotary", moved, moved, kernels=chain)
             yield self.core(heads, d_qk, d_v, qkv, heads * (d_qk + d_v))
             value = heads * d_v
         yield self.gemm("out_proj", t, h, value, self.linear * t * value, messages=self.out_of_tp(BF16 * t * h))
@@ -269,12 +298,13 @@ class Reference:
     def dense_mlp(self, name: str, width: int, gated: bool, modules: str) -> Iterator[Op]:
         h, t, w = self.model.hidden_size, self.tokens, width / self.layout.tp
         first = 2 * w if gated else w
-        into = self.into_tp(BF16 * t * h)
         if gated and not self.stack.fused_gate:
+            into = self.into_tp(BF16 * t * h)
             yield self.gemm(f"{name}_up", t, w, h, BF16 * t * w, modules, into)
             alone = () if self.layout.sequence_parallel else (Msg("tp", "all_reduce", BF16 * t * h, 0, 1, wgrad=True),)
-            yield self.gemm(f"{name}_gate", t, w, h, BF16 * t * w, modules, alone)
+            yield self.gemm(f"{name}_gate", t, w, h, BF16 * t * w, modules, alone if self.stack.shared_gathers else into)
         else:
+            into = self.into_tp(BF16 * t * h, linears=2 if gated else 1)
             yield self.gemm(f"{name}_fc1", t, first, h, BF16 * t * first, modules, into)
         yield self.activation(f"{name}_act", t * first, t * w, gated, modules)
         yield self.gemm(f"{name}_fc2", t, h, w, modules=modules, messages=self.out_of_tp(BF16 * t * h))
@@ -328,7 +358,7 @@ class Reference:
 
     def embedding(self) -> Op:
         rows = BF16 * self.tokens * self.model.hidden_size
-        return self.elementwise("embedding", 2 * rows, 2 * rows, messages=self.out_of_tp(rows))
+        return self.elementwise("embedding", 2 * rows, 2 * rows, messages=self.out_of_tp(rows, bf16=True))
 
     def operators(self, piece: str) -> list[Op]:
         h, t, tp = self.model.hidden_size, self.tokens, self.layout.tp
@@ -344,7 +374,7 @@ class Reference:
             logits = whole if gathered else whole / tp
             head = [
                 self.norm("final_norm", h, 2 * BF16 * t * h / self.sp),
-                self.gemm("lm_head", t, self.vocab / tp, h, messages=self.into_tp(BF16 * t * h), bf16=True),
+                self.gemm("lm_head", t, self.vocab / tp, h, messages=self.into_tp(BF16 * t * h, bf16=True), bf16=True),
                 *gathered,
                 self.elementwise("loss", per_logit[0] * logits, per_logit[1] * logits, messages=spoken),
             ]
@@ -475,16 +505,22 @@ class Reference:
             curve = self._curve(name, i)
             local = curve.local_cost.value if curve.local_cost else 0.0
             rate = self.bandwidth(level) * self.reached(level) * curve.efficiency.value
-            assert level.kind == "switched"
+            links = (fan - 1) / self.peers(i) if level.kind == "full_mesh" else 1.0  # of a device's, those to its group
             ramp = 1 + (curve.half_bytes.value / max(messages[i], 1.0)) ** curve.gamma.value
             fabrics.setdefault(level.efficiency_profile, 0.0)
-            fabrics[level.efficiency_profile] += (sent[i] + local * copied[i]) / rate * ramp
+            fabrics[level.efficiency_profile] += (sent[i] / links + local * copied[i]) / rate * ramp
             hop_s = curve.hop_latency_s.value if curve.hop_latency_s else level.latency_s.value
             at_once = name in ("all_to_all", "moe_dispatch", "moe_combine") or name.endswith("_direct")
             steps = inner_curve.passes if at_once else inner_curve.passes * min(fan - 1, 2 * ceil(log2(fan)))
             delay_s += steps * hop_s
         outermost = max(i for i, (_, fan) in enumerate(at) if fan > 1)
         return self._curve(name, outermost).launch_s.value + delay_s + max(fabrics.values())
+
+    def peers(self, i: int) -> int:
+        """Units that a unit of level i is joined to, whether the job has them or not."""
+        size, below = self.levels[i].size, self.levels[i - 1].size if i else 1
+        assert size is not None and below is not None
+        return size // below - 1
 
     def bandwidth(self, level: Level) -> float:
         """What one device can send across a level."""
@@ -508,6 +544,7 @@ class Reference:
             return 0.0
         level, curve = self.levels[crossed[-1]], self._curve("p2p", crossed[-1])
         rate = self.bandwidth(level) * curve.efficiency.value
+        rate /= self.peers(crossed[-1]) if level.kind == "full_mesh" else 1
         ramp = 1 + (curve.half_bytes.value / max(size, 1.0)) ** curve.gamma.value
         return level.latency_s.value + curve.launch_s.value + size / rate * ramp
 
@@ -584,7 +621,9 @@ class Reference:
                     hidden_s = min(hidden_s, compute_s) if message.beside else hidden_s
                     if message.wgrad:
                         hidden_s = max(hidden_s, min(whole_s * self.stack.overlap.tp_wgrad, op.wgrad_s))
+                    delay_s = self.stack.scale_out_delay_s.value if self.leaves(self.groups[message.dimension]) else 0.0
                     times.parts[component] += whole_s - hidden_s + hidden_s * slow
+                    times.parts[component] += delay_s * getattr(message, side) if message.bytes else 0.0
                 one_way.append(times)
             forward.add(one_way[0])
             backward.add(one_way[1])
@@ -600,10 +639,12 @@ class Reference:
             passed = (BF16 + 2 * self.stack.gradient_bytes) * (dense + expert)
             backward.parts["compute"] += self.memory_s(passed, self.stack.elementwise_efficiency.value)
         if self.sharding >= 2:
-            self._fsdp(forward, backward, recompute, dense, expert)
+            self._fsdp(name, forward, backward, recompute, dense, expert)
         kind = self.model.kinds[self.model.mtp.kind if name == "mtp" and self.model.mtp else name] if layer else None
         if kind is not None:
             floor_s, wait_s = self.stack.host_floor_dense_s.value, 0.0
+            if self.stack.eager_kernels and self.layout.tp > 1:
+                floor_s *= self.stack.host_floor_eager.value
             if isinstance(kind.mlp, MoeMlp):
                 floor_s = self.stack.host_floor_moe_s.value
                 for module in self.stack.graph_modules:
@@ -616,6 +657,8 @@ class Reference:
             if self.layout.pp > 1:
                 floor_s += self.stack.host_floor_pipeline_s.value * self.layout.tp
             each_s = self.stack.host_floor_per_collective_s.value
+            if self.layout.pp > 1 and self.leaves(self.groups["tp"]):
+                each_s += self.stack.scale_out_delay_s.value
             once, back = self.tp_calls(name, "forward") * each_s, self.tp_calls(name, "backward") * each_s
             forward.parts["host"] = max(floor_s + once - forward.total, wait_s)
             backward.parts["host"] = max(floor_s + back - backward.total, 0.0)
@@ -630,17 +673,35 @@ class Reference:
         messages = [m for op in self.operators(name) for m in op.messages if m.dimension == "tp" and not m.hidden]
         return sum(getattr(message, side) for message in messages)
 
-    def _fsdp(self, forward: Times, backward: Times, recompute: Times, dense: float, expert: float) -> None:
+    def leaves(self, ranks: list[list[int]]) -> bool:
+        """Whether a group spans supernodes."""
+        supernode = [level.name for level in self.levels].index(self.cluster.supernode)
+        return any(fan > 1 for _, fan in self.place(ranks)[supernode + 1 :])
+
+    def gathers_s(self, name: str, parameters: float, ranks: list[list[int]]) -> tuple[float, float]:
+        """Weights of a piece gathered in every micro-batch, forward and backward (ZeRO-3)."""
+        if self.sharding < 3 or (self.stays_gathered and self.once):
+            return 0.0, 0.0
+        once_s = self.collective_s(Msg("dp", "all_gather", BF16 * parameters, 1, 1), ranks)
+        return once_s, 0.0 if self.is_root(name) and not self.keeps.root_resharded else once_s
+
+    def is_root(self, name: str) -> bool:
+        """Whether a piece belongs to the root unit, which is gathered before all else and scattered after it."""
+        return self.keeps.root_unit and name in ("embedding", "head")
+
+    def _fsdp(self, name: str, forward: Times, backward: Times, recompute: Times, dense: float, expert: float) -> None:
         """Weights gathered forward and backward (ZeRO-3), gradients scattered (ZeRO-2 too), per layer and micro-batch.
 
-        Stages that stay gathered, and gradients that wait for the last micro-batch, do so once per step (`_after`).
+        Stages that stay gathered, and gradients that wait for the last micro-batch, do so once per step (`_after`). What travels
+        between supernodes hides behind a layer's messages too if those stay inside.
         """
-        share = self.stack.overlap.fsdp
+        share = 0.0 if self.is_root(name) else self.stack.overlap.fsdp
+        messages = [m for op in self.operators(name) for m in op.messages]
+        inside = not any(self.leaves(self.groups[m.dimension]) for m in messages if m.bytes and m.forward + m.backward)
         shards, copies = self.shards()
         for parameters, ranks in ((dense, shards), (expert, self.groups["edp"])):
-            gather_s = scatter_s = 0.0
-            if self.sharding >= 3 and not (self.stays_gathered and self.once):
-                gather_s = self.collective_s(Msg("dp", "all_gather", BF16 * parameters, 1, 1), ranks)
+            gather_s, again_s = self.gathers_s(name, parameters, ranks)
+            scatter_s = 0.0
             if not (self.waits and self.once):
                 scatter_s = self.collective_s(Msg("dp", "reduce_scatter", self.sent_gradient * parameters, 1, 1), ranks)
                 cast = (BF16 + self.sent_gradient) * parameters  # gradients into the buffer that is scattered
@@ -648,9 +709,11 @@ class Reference:
                 if self.copies_each and parameters is dense:
                     shard = Msg("dp", "all_reduce", self.sent_gradient * parameters / len(shards[0]), 1, 1)
                     scatter_s += self.collective_s(shard, copies)
-            forward.parts["dp"] += gather_s - min(gather_s * share, forward.parts["compute"])
-            both_s = gather_s + scatter_s
-            backward.parts["dp"] += both_s - min(both_s * share, backward.parts["compute"] + recompute.parts["compute"])
+            behind = ("compute", "tp", "cp", "ep") if inside and self.leaves(ranks) else ("compute",)
+            forward.parts["dp"] += gather_s - min(gather_s * share, sum(forward.parts[part] for part in behind))
+            both_s = again_s + scatter_s
+            beside_s = sum(backward.parts[part] + recompute.parts[part] for part in behind)
+            backward.parts["dp"] += both_s - min(both_s * share, beside_s)
 
     @property
     def stays_gathered(self) -> bool:
@@ -703,7 +766,8 @@ class Reference:
                 expert[c] += cost.expert
                 activations[c] += cost.kept if again else cost.saved
         if len(self.chunks) > 1 and (self.model.tied_embeddings or self.model.mtp):
-            dense[-1] += costs["embedding"].dense
+            with_mtp = [c for c, chunk in enumerate(self.chunks) if any(name == "mtp" for name, _ in chunk)]
+            dense[with_mtp[0] if with_mtp else -1] += costs["embedding"].dense
         p2p_s = self.p2p_s(self.groups["pp"], self.hidden_bytes)
         if self.stack.scattered_p2p and pp > 1 and not self.layout.sequence_parallel:
             p2p_s = self.p2p_s(self.groups["pp"], self.hidden_bytes / self.layout.tp)
@@ -717,12 +781,22 @@ class Reference:
         done = [end + beside[s]["gradients"] for s, end in enumerate(ends)]
         after = [part["weights"] + part["optimizer"] + part["offload"] for part in beside]
         last, slowest = done.index(max(done)), after.index(max(after))
-        step_s = max(done) + max(after) + self.stack.step_overhead_s.value
+        stalled_s = self.stalled_s()
+        step_s = max(done) + max(after) + self.stack.step_overhead_s.value + stalled_s
         exposed = {**beside[slowest], "dp": beside[last]["gradients"] + beside[slowest]["weights"]}
         fullest = max(range(last, pp), key=lambda s: sum(f[c] + b[c] for c in stage_of[s]))
         breakdown = self._breakdown(costs, stage_of[fullest], m, ends[last], still[last], exposed)
+        breakdown["pp"] += stalled_s
         memory = [self._memory(costs, dense, expert, activations, stage_of[s], s) for s in range(pp)]
         return step_s, breakdown, memory
+
+    def stalled_s(self) -> float:
+        """Messages of a micro-batch that stall on the fullest stage: in and out, both passes; of two stages one way in each."""
+        supernode = self.unit_sizes[[level.name for level in self.levels].index(self.cluster.supernode)]
+        pp, dp, m = self.layout.pp, self.layout.dp, self.layout.num_microbatches
+        if pp == 1 or dp == 1 or self.sharding or self.problem.devices <= 2 * supernode:
+            return 0.0
+        return m * (2 if pp == 2 else 4) * self.stack.message_stall_s.value
 
     def _ends_s(self, f: list[float], b: list[float], p2p_s: float) -> list[float]:
         """When every stage ends its last backward: as replayed event by event, or at most 1 % before where edges take time."""
@@ -810,7 +884,7 @@ class Reference:
         return max(0.0, clock - lead)
 
     def adapters_free(self, costs: dict[str, PieceCost]) -> tuple[float, float]:
-        """Share of a forward and of a backward pass through the whole model in which no layer sends between supernodes."""
+        """Share of a forward and of a backward pass through the whole model in which the links of data parallelism are free."""
         supernode = [level.name for level in self.levels].index(self.cluster.supernode)
         total, outside = [0.0, 0.0], [0.0, 0.0]
         for name in (*self.blocks, "embedding", "head"):
@@ -821,6 +895,9 @@ class Reference:
                 if crossed and crossed[-1] > supernode:
                     outside[0] += self.message_s(message) * message.forward
                     outside[1] += self.message_s(message) * message.backward
+            for parameters, ranks in ((costs[name].dense, self.shards()[0]), (costs[name].expert, self.groups["edp"])):
+                for side, seconds in enumerate(self.gathers_s(name, parameters, ranks)):
+                    outside[side] += seconds  # they take the links that gradients take
         return max(1 - outside[0] / total[0], 0.0), max(1 - outside[1] / total[1], 0.0)
 
     def _breakdown(

@@ -138,23 +138,36 @@ def test_a_message_to_a_neighbour_takes_longer_further_out() -> None:
         assert net.p2p_s(outwards, np.zeros(len(outwards))).tolist() == [0.0] * len(outwards)
 
 
-def meshed(kind: str) -> Network:
+def meshed(kind: str, devices: int = 64) -> Network:
     """Servers of 8 devices, fully meshed or behind a switch, nothing else different."""
     cluster = load_cluster("hgx-h100")
     inner = cluster.levels[0].model_copy(update={"kind": kind, "in_network_reduction": False})
-    return network(cluster.model_copy(update={"levels": (inner, *cluster.levels[1:])}), 64)
+    return network(cluster.model_copy(update={"levels": (inner, *cluster.levels[1:])}), devices)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_a_full_mesh_gives_a_group_only_the_links_to_its_members(size: int) -> None:
-    """Of a device's seven links a group of n uses n−1; a whole server uses them all."""
+    """Of a device's seven links a group of n uses n−1, a whole server all; what a device copies within itself needs none."""
     group = Groups(np.array([size]), np.array([1]))
     mesh, switched = meshed("full_mesh"), meshed("switched")
     for collective in COLLECTIVES:
         slow, fast = (getattr(net, collective)(net.crossing(group), np.array([1e12])) for net in (mesh, switched))
-        assert slow[0] / fast[0] == pytest.approx(7 / (size - 1), rel=1e-3)
+        curve = load_profile("h100-80gb-sxm").collectives["scale-up"][collective.removesuffix("_s")]
+        sent = curve.passes * (size - 1) / size
+        copied = curve.local_cost.value * (curve.passes - sent) if curve.local_cost else 0.0
+        assert slow[0] / fast[0] == pytest.approx((sent * 7 / (size - 1) + copied) / (sent + copied), rel=1e-3)
     slow, fast = (net.p2p_s(np.array([0]), np.array([1e12])) for net in (mesh, switched))
     assert slow[0] / fast[0] == pytest.approx(7, rel=1e-3)
+
+
+def test_a_small_job_adds_no_links_to_a_mesh() -> None:
+    """Two of eight devices that are joined pair by pair talk over one link, whoever uses the others."""
+    alone, among = meshed("full_mesh", 2), meshed("full_mesh", 8)
+    pair = Groups(np.array([2]), np.array([1]))
+    for collective in COLLECTIVES:
+        once, twice = (getattr(net, collective)(net.crossing(pair), bytes_of(1)) for net in (alone, among))
+        assert once == twice
+    assert alone.p2p_s(np.array([0]), bytes_of(1)) == among.p2p_s(np.array([0]), bytes_of(1))
 
 
 # --- expert dispatch ---------------------------------------------------------------------------------------------------------

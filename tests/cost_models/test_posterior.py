@@ -41,6 +41,15 @@ def test_a_linear_model_has_its_closed_form() -> None:
         assert found.covariance[place] == pytest.approx(np.linalg.inv(curvature), rel=1e-4)
 
 
+def test_a_run_in_doubt_is_weighed_by_its_own_spread() -> None:
+    """Two runs of two jobs and one figure that both follow: θ = Σ y/v ÷ (Σ 1/v + 1/σ²), v being a run's and its job's variance."""
+    noise, measured = Noise(np.array([0.05, 0.2]), 0.07, 1e9), np.array([0.1, -0.3])
+    prior = Prior(np.zeros(1), np.array([0.2]), np.array([-4.0]), np.array([4.0]))
+    found = posterior(lambda p: p @ np.ones((1, 2)) - measured, prior, noise, np.ones((1, 2)), [0, 1], np.zeros((1, 1)))
+    variance = np.array([0.05**2, 0.2**2]) + 0.07**2
+    assert found.theta[0, 0] == pytest.approx((measured / variance).sum() / ((1.0 / variance).sum() + 1.0 / 0.2**2), abs=1e-4)
+
+
 def test_runs_of_one_job_say_less_than_runs_of_several() -> None:
     slopes, measured, weights = np.ones((6, 1)), np.full(6, 0.2), np.ones((1, 6))
     prior = Prior(np.zeros(1), np.array([0.3]), np.array([-4.0]), np.array([4.0]))

@@ -15,7 +15,7 @@ from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.timeline import simulate
 from paraplan.optimizer.planner import evaluate, with_default_stages
 from paraplan.search_spaces.cluster import Figure
-from paraplan.search_spaces.inputs import build_problem, load_model, load_stack
+from paraplan.search_spaces.inputs import build_problem, load_cluster, load_model, load_stack
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
 from paraplan.search_spaces.model import ModelSpec, MoeMlp
 
@@ -39,6 +39,11 @@ def with_expert_biases(name: str) -> ModelSpec:
 
 GRAPHED = load_stack("megatron-bridge").model_copy(update={"graph_modules": ("attn", "moe_router", "mlp")})
 WHOLE_STEP = load_stack("megatron-bridge").model_copy(update={"cuda_graphs": True})
+HGX = load_cluster("hgx-h200")
+MESH = HGX.levels[0].model_copy(update={"size": 4, "kind": "full_mesh", "in_network_reduction": False})
+BOARDS_OF_FOUR = HGX.model_copy(update={"levels": (MESH, HGX.levels[1])})
+ALL_EAGER = load_stack("kempnerforge").model_copy(update={"eager_kernels": ("norm", "activation", "rotary", "loss")})
+CAST_BY_ROWS = load_stack("torchtitan").model_copy(update={"fp8_cast_bytes": 5.0, "fp8_gathers": False})
 CASES = {
     # name: (model, cluster, stack, precision, seq_len, layout)
     "dense": (*DENSE, None, "bf16", 8192, {"tp": 4, "pp": 2, "dp": 2, "recompute": "selective:core_attn+mlp"}),
@@ -91,6 +96,20 @@ CASES = {
         4096,
         {"tp": 2, "pp": 2, "dp": 4, "optimizer_sharding": "zero3", "sequence_parallel": False},
     ),
+    "fsdp of a mesh of four": (
+        "llama-3.1-8b",
+        BOARDS_OF_FOUR,
+        "kempnerforge",
+        "bf16",
+        4096,
+        {"tp": 2, "dp": 8, "optimizer_sharding": "zero3", "recompute": "full"},
+    ),
+    "gathers in fp8": (*DENSE, "torchtitan", "fp8", 8192, {"tp": 8, "dp": 4, "optimizer_sharding": "zero3"}),
+    "operands cast by rows": (*DENSE, CAST_BY_ROWS, "fp8", 8192, {"tp": 2, "dp": 4, "optimizer_sharding": "zero3"}),
+    "layers that are not compiled": (*DENSE, ALL_EAGER, "bf16", 4096, {"tp": 4, "pp": 2, "dp": 2, "optimizer_sharding": "zero3"}),
+    "tp over servers": (*DENSE, "nanotron", "bf16", 4096, {"tp": 16, "dp": 2}),
+    "tp over servers, in a pipeline": (*DENSE, "nanotron", "bf16", 4096, {"tp": 16, "pp": 2, "dp": 1}),
+    "stages that stall": (*DENSE, "nanotron", "bf16", 4096, {"tp": 1, "pp": 4, "dp": 8, "optimizer_sharding": "none"}),
     "stand-ins for gradients": (*DENSE, "megatron-simumax", "bf16", 4096, {"tp": 2, "pp": 2, "dp": 2}),
     "stand-ins for experts' gradients": (
         "qwen3-30b-a3b",
