@@ -26,8 +26,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..checked import Checked
-    from ..group_check import CheckedGroups
+    from ..checking.checked import Checked
+    from ..checking.group_check import CheckedGroups
 
 
 def check_command(
@@ -83,7 +83,7 @@ def check_command(
         return _groups(groups, config, cluster, devices, form, as_json)
     if config is None:
         raise InputError("check: give the configuration of a job, or --groups FILE")
-    from ..checker import check
+    from ..checking.checker import check
 
     with Meter(shown=not (quiet or as_json)) as meter:
         found = check(
@@ -127,7 +127,7 @@ def _variables(given: list[str]) -> dict[str, str] | None:
 
 def _groups(path: Path, config: str | None, cluster: str | None, devices: int | None, form: str | None, as_json: bool) -> Answer:
     from ...search_spaces.inputs import load_cluster
-    from ..group_check import read_and_check
+    from ..checking.group_check import read_and_check
     from ..readers import read_job
 
     sizes: dict[str, int] = {}

@@ -9,7 +9,7 @@ import typer
 
 from ...search_spaces.errors import InputError
 from .answers import Answer
-from .options import FrameworkVersion
+from .options import FrameworkVersion, Quiet
 
 TARGETS = "megatron-lm, megatron-bridge, mindspeed-llm, mindformers, torchtitan, deepspeed, job or groups"
 """Named here for the help text, which is printed without loading the exporters."""
@@ -21,14 +21,18 @@ def export_command(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")],
     framework_version: FrameworkVersion = None,
     refined: Annotated[bool, typer.Option("--refined", help="Write the layout that plan --refine found.")] = False,
+    quiet: Quiet = False,
 ) -> Answer:
     """Write a plan as a training framework's own files, a scheduler's job file or a file of process groups."""
-    from ..exporters import export
+    from ..exporters import render
+    from ..writing import replaced, write_folder
     from .documents import read_plan
 
     plan = read_plan(plan_file)
     if refined and plan.refined is None:
         raise InputError(f"--refined: {plan_file} has no refined layout; write it with plan --refine, or leave the option out")
     chosen = plan.model_copy(update={"plan": plan.refined.plan}) if refined and plan.refined is not None else plan
-    written = export(chosen, to, out, framework_version)
-    return Answer(lambda: print(*written, sep="\n"))
+    files = render(chosen, to, framework_version)
+    notes = replaced(out, files)
+    written = write_folder(out, files)
+    return Answer(lambda: print(*written, sep="\n"), () if quiet else notes)

@@ -15,7 +15,7 @@ from .documents import nested
 from .folder import folder
 from .knobs import Settings
 from .launch import Script, Variable, launch_script
-from .request import PIPELINES_INSIDE, Request, request
+from .request import PIPELINES_OUTERMOST, Request, request
 
 FRAMEWORK = "deepspeed"
 FILE = "deepspeed.json"
@@ -34,7 +34,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     script = Script(
         command=('"${TRAIN_SCRIPT}"', f'--deepspeed --deepspeed_config "${{HERE}}/{FILE}"'),
         variables=[Variable("TRAIN_SCRIPT", "Python file that builds the model and calls deepspeed.initialize")],
-        notes=list(_duties(asked)),
+        notes=[*_duties(asked), *_notes(asked)],
     )
     steps = (
         f"Install {asked.speaks.title} on every server.",
@@ -44,7 +44,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     )
     written = json.dumps(nested(_settings(asked)), indent=2) + "\n"
     shape = json.dumps({"seq_len": asked.problem.workload.seq_len, **asked.spec.model_dump(mode="json")}, indent=2) + "\n"
-    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: written, SHAPE: shape}, steps)
+    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: written, SHAPE: shape}, steps, list(_notes(asked)))
 
 
 def _problems(asked: Request) -> Iterator[str]:
@@ -57,14 +57,16 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"schedule {layout.schedule}: it has 1f1b"
     if not asked.is_even:
         yield "stages of unequal numbers of layers: its partition is uniform; plan with the deepspeed stack, which cuts evenly"
-    if layout.rank_order == PIPELINES_INSIDE:
-        yield f"rank order {layout.rank_order}: its pipelines are outermost; plan with tp-cp-ep-dp-pp"
+    if layout.rank_order != PIPELINES_OUTERMOST:
+        yield f"rank order {layout.rank_order}: its pipelines are outermost; plan with {PIPELINES_OUTERMOST}"
     if both and (layout.pp > 1 or layout.cp > 1 or asked.offload[0]):
         yield f"ep {layout.ep} with tp {layout.tp}: it then takes pp 1, cp 1 and no offload"
     if layout.cp > 1 and layout.tp * layout.pp > 1:
         yield f"cp {layout.cp} with tp {layout.tp} and pp {layout.pp}: its sequence groups are set beside data parallelism only"
     if recompute and (recompute.mode in (SELECTIVE, FULL_UNIFORM) or (recompute.mode == FULL_BLOCK and not _whole(asked))):
         yield f"recompute {recompute}: a program checkpoints all layers or none; plan with recompute=full or none"
+    if layout.sequence_parallel:
+        yield "sequence_parallel on: its AutoTP reduces whole activations; plan with sequence_parallel=false"
     if asked.offload[1]:
         yield f"offload {layout.offload}: activations stay on the device"
     if asked.offload[0] and layout.optimizer_sharding == "none":
@@ -91,6 +93,20 @@ def _duties(asked: Request) -> Iterator[str]:
         yield "every layer is checkpointed (recompute full)"
 
 
+def _gradient_type(asked: Request) -> str:
+    """Of accumulated gradients: FP32, unless the plan's stack keeps them in two bytes; then the type of the computation."""
+    return "fp32" if asked.stack.gradient_bytes == 4 else asked.precision
+
+
+def _notes(asked: Request) -> Iterator[str]:
+    """What of the file changes how training converges."""
+    yield (
+        f"gradients accumulate in {_gradient_type(asked)} (data_types.grad_accum_dtype), which is what the plan's stack "
+        f"{asked.stack.name} was priced with; fp32 takes twice the memory of two bytes and loses nothing in sums"
+    )
+    yield "optimizer, learning rate and gradient clipping are the program's: the file sets none of them"
+
+
 def _settings(asked: Request) -> Settings:
     layout, speaks = asked.layout, asked.speaks
     share = asked.offload[0]
@@ -99,7 +115,7 @@ def _settings(asked: Request) -> Settings:
         speaks.set("micro_batch", layout.micro_batch),
         speaks.set("accumulation", layout.num_microbatches),
         speaks.set(asked.precision, True),
-        speaks.set("gradient_type", asked.stack.gradient_bytes),
+        speaks.set("gradient_type", _gradient_type(asked)),
         speaks.set("zero_stage", layout.optimizer_sharding),
         *speaks.sets(
             overlap_gradients=layout.optimizer_sharding != "none" and asked.overlaps("dp_gradients"),
@@ -113,5 +129,6 @@ def _settings(asked: Request) -> Settings:
             etp=layout.etp if layout.ep > 1 else None,
             pp=layout.pp if layout.pp > 1 else None,
             partition="uniform" if layout.pp > 1 else None,
+            recompute=asked.spec.num_layers if asked.recompute and asked.recompute.mode != NONE else None,
         ),
     ]

@@ -13,9 +13,12 @@ from .request import Request
 HOSTS = "hosts.csv"
 
 
-def folder(asked: Request, files: Mapping[str, str], steps: Sequence[str]) -> dict[str, str]:
-    """The framework's files, a page of about ten lines named after it, and hosts.csv; the first file stays the first."""
-    return {**files, f"{asked.speaks.framework}.md": _page(asked, files, steps), HOSTS: hosts(asked)}
+def folder(asked: Request, files: Mapping[str, str], steps: Sequence[str], notes: Sequence[str] = ()) -> dict[str, str]:
+    """The framework's files, a page named after it, and hosts.csv; the first file stays the first.
+
+    `notes` are what training hangs on and the plan does not decide, or decided without being asked.
+    """
+    return {**files, f"{asked.speaks.framework}.md": _page(asked, files, steps, notes), HOSTS: hosts(asked)}
 
 
 def hosts(asked: Request) -> str:
@@ -31,7 +34,7 @@ def hosts(asked: Request) -> str:
     return "\n".join(["node_rank,supernode,first_rank,last_rank,stages", *lines, ""])
 
 
-def _page(asked: Request, files: Mapping[str, str], steps: Sequence[str]) -> str:
+def _page(asked: Request, files: Mapping[str, str], steps: Sequence[str], notes: Sequence[str]) -> str:
     return "\n".join(
         [
             f"# {printable(origin(asked))}",
@@ -42,6 +45,7 @@ def _page(asked: Request, files: Mapping[str, str], steps: Sequence[str]) -> str
             f"- Files: {', '.join(files)}; {HOSTS} lists the servers in order. {host_order(asked)}",
             "",
             *(f"{number}. {printable(step)}" for number, step in enumerate(steps, start=1)),
+            *(["", *(f"- Note: {printable(note)}" for note in notes)] if notes else []),
             "",
         ]
     )

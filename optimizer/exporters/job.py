@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...search_spaces.errors import InputError
-from ...search_spaces.layout import Layout
+from ...search_spaces.inputs import catalog_names, load_model
+from ...search_spaces.model import ModelSpec
 from ..result import Plan
 from .knobs import Dialect
 from .launch import SAVE_INTERVAL, commented, layout_words, origin, predicted
 from .request import Request, refuse_unsayable
-from .splits import layer_counts
+from .splits import layer_count, virtual_chunks
 
 FRAMEWORK = "job"
 FILE = "job.yaml"
@@ -41,10 +42,11 @@ def _task(asked: Request) -> dict[str, Any]:
     supernode = cluster.allocated_sizes(layout.devices)[[level.name for level in cluster.levels].index(cluster.supernode)]
     return {
         "name": asked.spec.name,
-        "model": asked.spec.name,
+        "model": _model(asked.spec),
         "resource": {
             "supernode": -(-layout.devices // supernode),
             "accelerator_per_node": supernode,
+            **({"accelerators": layout.devices} if layout.devices % supernode else {}),  # the last supernode is not full
             "accelerator": cluster.accelerator.name,
         },
         "strategy": {
@@ -67,7 +69,7 @@ def _task(asked: Request) -> dict[str, Any]:
             "recompute": layout.recompute,
             "offload": layout.offload,
             "rank_order": layout.rank_order,
-            "layers_per_chunk" if layout.vpp > 1 else "layers_per_stage": _layers(layout),
+            **_cut(asked),
         },
         "fault_tolerance": {
             "checkpoint_interval": f"{SAVE_INTERVAL} steps",
@@ -77,6 +79,16 @@ def _task(asked: Request) -> dict[str, Any]:
     }
 
 
-def _layers(layout: Layout) -> list[int]:
-    """Decoder layers of every chunk in the order of the virtual pipeline; none where the plan leaves its stages open."""
-    return list(layer_counts(layout.stages, layout.schedule)) if layout.stages else []
+def _model(spec: ModelSpec) -> str | dict[str, Any]:
+    """The model's name where the catalog has it so; else the name with its shape, which no name would lead to."""
+    known = load_model(spec.name).model_copy(update={"source": spec.source}) if spec.name in catalog_names("models") else None
+    return spec.name if known == spec else spec.model_dump(mode="json", exclude_none=True)
+
+
+def _cut(asked: Request) -> dict[str, list[int]]:
+    """Layers of every chunk in the order of the virtual pipeline, none where the plan leaves its stages open; MTP layers likewise
+    where they are not with the loss."""
+    layout, each = asked.layout, "chunk" if asked.layout.vpp > 1 else "stage"
+    chunks = virtual_chunks(layout.stages, layout.schedule) if layout.stages else ()
+    found = {f"layers_per_{each}": [layer_count(chunk) for chunk in chunks]}
+    return found if asked.mtp_with_loss else {**found, f"mtp_layers_per_{each}": [chunk.mtp for chunk in chunks]}

@@ -7,11 +7,15 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
+from ...search_spaces.stack import Framework
 from ..result import PricedLayout
 from .request import Request
 
 WIDTH = 112
+TOTAL = "TOTAL_PROCESSES"
+"""Variable of a script that holds the processes of all servers together."""
 SAVE_INTERVAL = 500
 """Steps between checkpoints where nobody says otherwise."""
 
@@ -51,7 +55,7 @@ class Script:
 def launch_script(asked: Request, script: Script) -> str:
     """The script's text: it stops before anything runs if variables are missing or the number of processes is not the plan's."""
     devices = asked.layout.devices
-    servers = devices // asked.per_server
+    servers = -(-devices // asked.per_server)
     arrays = [*script.arrays, *(["OPEN_ARGS"] if script.open_arguments else [])]
     command = [*script.launcher, *script.command, *(f'"${{{name}[@]}}"' for name in arrays)]
     command += ['"$@"'] if script.takes_options else []
@@ -109,12 +113,18 @@ def batch_words(asked: Request) -> str:
 
 
 def predicted(asked: Request) -> str:
-    """What the plan promises, in a sentence."""
-    priced = asked.plan.plan
+    """What the plan promises, and of which stack, in a sentence; a second where these files are for another framework."""
+    priced, stack = asked.plan.plan, asked.stack
     (low, high), memory = priced.step_time_interval_s, priced.memory
+    promise = (
+        f"Predicted for the stack {stack.name}: {priced.step_time_s:.3g} s per step ({low:.3g} to {high:.3g}), "
+        f"MFU {priced.mfu:.1%}, fullest stage {memory.peak_gib:.1f} of {memory.usable_gib:.1f} GiB usable ({memory.verdict})."
+    )
+    if asked.speaks.framework not in get_args(Framework) or asked.speaks.framework == stack.framework:
+        return promise
     return (
-        f"Predicted: {priced.step_time_s:.3g} s per step ({low:.3g} to {high:.3g}), MFU {priced.mfu:.1%}, fullest stage "
-        f"{memory.peak_gib:.1f} of {memory.usable_gib:.1f} GiB usable ({memory.verdict})."
+        f"{promise} That is no prediction for {asked.speaks.title}: time and memory there differ; for its own, plan with "
+        f"--framework {asked.speaks.framework}."
     )
 
 
@@ -186,13 +196,21 @@ def _variables(script: Script, servers: int) -> list[str]:
 
 def _processes(servers: int, per_server: int, devices: int) -> list[str]:
     """Digits are checked first: bash would run a command hidden in an arithmetic expression."""
+    rest = devices - (servers - 1) * per_server
+    if rest < per_server:
+        return [
+            f"{TOTAL}={devices}  # server {servers - 1} runs {rest} of them, every other {per_server}",
+            f"NNODES={servers}",
+            f'case "${{NODE_RANK}}" in {servers - 1}) NPROC_PER_NODE={rest} ;; *) NPROC_PER_NODE={per_server} ;; esac',
+        ]
     return [
+        f"{TOTAL}={devices}",
         f'NNODES="${{NNODES:-{servers}}}"',
         f'NPROC_PER_NODE="${{NPROC_PER_NODE:-{per_server}}}"',
         'case "${NNODES}:${NPROC_PER_NODE}" in',
         '  *[!0-9:]* | :* | *:) echo "NNODES and NPROC_PER_NODE must be whole numbers" >&2; exit 2 ;;',
         "esac",
-        f'if [ "$((10#${{NNODES}} * 10#${{NPROC_PER_NODE}}))" -ne {devices} ]; then',
+        f'if [ "$((10#${{NNODES}} * 10#${{NPROC_PER_NODE}}))" -ne "${{{TOTAL}}}" ]; then',
         f'  echo "the layout needs {devices} processes; NNODES=${{NNODES}} times NPROC_PER_NODE=${{NPROC_PER_NODE}} differs" >&2',
         "  exit 2",
         "fi",

@@ -72,7 +72,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
         f"What else the framework is to do differently is changed in {FILE}, in the class whose field it is.",
         f"Run `NODE_RANK=N MASTER_ADDR=… bash {SCRIPT}` on every server, N as in hosts.csv.",
     )
-    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: _program(asked, left)}, steps)
+    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: _program(asked, left)}, steps, script.notes)
 
 
 def _groups(asked: MegatronRequest) -> Groups:

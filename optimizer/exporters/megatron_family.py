@@ -10,7 +10,7 @@ from ..result import Plan
 from .folder import folder
 from .knobs import Settings
 from .launch import SAVE_INTERVAL, Script, Variable, launch_script
-from .megatron_model import MegatronRequest
+from .megatron_model import MegatronRequest, vocabulary_sizes
 from .megatron_parallel import family_problems
 from .request import request
 
@@ -68,7 +68,7 @@ def script_files(family: Family, plan: Plan, version: str | None, home: str) -> 
         f"Set the variables that the top of {name} lists; `bash {name}` names all that are missing.",
         f"Run `NODE_RANK=N MASTER_ADDR=… bash {name}` on every server, N as in hosts.csv.",
     )
-    return folder(asked, {name: launch_script(asked, script)}, steps)
+    return folder(asked, {name: launch_script(asked, script)}, steps, script.notes)
 
 
 def left_open(asked: MegatronRequest) -> dict[str, Variable]:
@@ -102,6 +102,9 @@ def model_notes(asked: MegatronRequest) -> list[str]:
         f"the MLP's activation is taken to be {'SwiGLU' if asked.architecture.gated else 'GELU'} and dropout to be off; rope "
         "scaling, initialisation and the optimizer's settings are the framework's defaults unless you set them"
     ]
+    vocabulary, padded = vocabulary_sizes(asked)
+    if padded != vocabulary:
+        notes.append(f"the vocabulary of {vocabulary} tokens is padded to {padded}, a multiple of {asked.stack.vocab_divisor} x tp")
     if asked.precision == "fp8":
         notes.append("the plan prices FP8 GEMMs; the scaling recipe is the usual one of this accelerator")
     return notes

@@ -63,7 +63,10 @@ def environment(asked: MegatronRequest) -> dict[str, str | None]:
 def notes(asked: MegatronRequest) -> Iterator[str]:
     """What a reader should know of what was and was not set."""
     if asked.speaks.set("mla") in attention_settings(asked):
-        yield "latent attention turns positions by YaRN unless rope_type says otherwise; give the model's scaling factors"
+        yield (
+            "latent attention turns positions by YaRN unless rope_type says otherwise, with the framework's own factors: give "
+            "rotary_scaling_factor, mscale, mscale_all_dim and the rest as rope_scaling of the model's config.json has them"
+        )
     if asked.overlaps("ep") and asked.layout.ep > 1 and (obstacle := ep_overlap_obstacle(asked)):
         name = asked.speaks.set("overlap_ep").name if asked.speaks.has("overlap_ep") else "the overlap of EP traffic"
         yield f"the prediction hides part of the EP traffic, but {name} is left off: {obstacle}"

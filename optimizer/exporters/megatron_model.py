@@ -172,12 +172,17 @@ def size_settings(asked: MegatronRequest, layers: int) -> Settings:
     return settings + _vocabulary(asked)
 
 
+def vocabulary_sizes(asked: MegatronRequest) -> tuple[int, int]:
+    """Tokens of the vocabulary, and with those that pad it so that every rank of a TP group holds as many."""
+    vocab, unit = asked.problem.workload.vocab_size or asked.spec.vocab_size, asked.stack.vocab_divisor * asked.layout.tp
+    return vocab, -(-vocab // unit) * unit
+
+
 def _vocabulary(asked: MegatronRequest) -> Settings:
-    divisor, vocab = asked.stack.vocab_divisor, asked.problem.workload.vocab_size or asked.spec.vocab_size
-    settings = [asked.speaks.set("vocab_divisor", divisor)]
+    vocab, padded = vocabulary_sizes(asked)
+    settings = [asked.speaks.set("vocab_divisor", asked.stack.vocab_divisor)]
     if asked.speaks.has("padded_vocab"):
-        unit = divisor * asked.layout.tp
-        settings.append(asked.speaks.set("padded_vocab", -(-vocab // unit) * unit))
+        settings.append(asked.speaks.set("padded_vocab", padded))
     if asked.speaks.has("vocab"):
         settings += [asked.speaks.set("vocab", vocab), asked.speaks.set("vocab_padded")]
     return settings

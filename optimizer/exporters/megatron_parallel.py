@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...search_spaces.layout import FULL_BLOCK, NONE, SELECTIVE, Recompute
+from ...search_spaces.layout import FLAG_RANK_ORDERS, FULL_BLOCK, NONE, SELECTIVE, Recompute
 from ...search_spaces.model import LatentAttention
 from .knobs import Settings
 from .megatron_model import Architecture, MegatronRequest
@@ -38,6 +38,11 @@ def family_problems(asked: MegatronRequest) -> Iterator[str]:
         yield f"cp_type a2a+p2p: no part of cp {layout.cp} divides the {model.kv_heads} KV heads of {layout.tp} TP ranks"
     if asked.pipelines_inside_replicas and model.moe and layout.edp != layout.dp:
         yield f"rank order {layout.rank_order} needs edp = dp; edp is {layout.edp} and dp is {layout.dp}"
+    if layout.rank_order not in FLAG_RANK_ORDERS:
+        yield (
+            f"rank order {layout.rank_order}: flags say {' or '.join(FLAG_RANK_ORDERS)} only; export to groups, or call "
+            f"megatron.core's initialize_model_parallel(order={layout.rank_order!r})"
+        )
     if asked.offload[0] and layout.optimizer_sharding != "zero1":
         yield f"optimizer offload needs optimizer_sharding zero1; it is {layout.optimizer_sharding}"
 

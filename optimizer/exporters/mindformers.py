@@ -14,8 +14,8 @@ from ..result import Plan
 from .documents import nested
 from .folder import folder
 from .knobs import Settings
-from .launch import SAVE_INTERVAL, Script, Variable, commented, launch_script, origin
-from .request import PIPELINES_INSIDE, Request, mtp_layers, request
+from .launch import SAVE_INTERVAL, TOTAL, Script, Variable, commented, launch_script, origin
+from .request import PIPELINES_OUTERMOST, Request, mtp_layers, request
 
 FRAMEWORK = "mindformers"
 FILE = "mindformers.yaml"
@@ -120,7 +120,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     ]
     script = Script(
         launcher=(
-            'msrun --worker_num "$((10#${NNODES} * 10#${NPROC_PER_NODE}))" --local_worker_num "${NPROC_PER_NODE}"',
+            f'msrun --worker_num "${{{TOTAL}}}" --local_worker_num "${{NPROC_PER_NODE}}"',
             '--node_rank "${NODE_RANK}" --master_addr "${MASTER_ADDR}" --master_port "${MASTER_PORT}"',
             '--log_dir "${CHECKPOINT_DIR}/logs" --join True --cluster_time_out 7200',
         ),
@@ -136,7 +136,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
             ),
         ],
         before=('mkdir -p "${CHECKPOINT_DIR}"', f'python3 - "${{HERE}}/{FILE}" "${{RUN_CONFIG}}" <<\'PYTHON\'', *fill, "PYTHON"),
-        notes=["the optimizer's settings are in the file's optimizer section; load the CANN environment (set_env.sh) first"],
+        notes=[*_notes(asked), "load the CANN environment (set_env.sh) first"],
     )
     steps = (
         f"Install {asked.speaks.title} on every server and set MINDFORMERS_PATH to its folder.",
@@ -145,7 +145,22 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     )
     head = "\n".join(commented([origin(asked)]))
     written = f"{head}\n{yaml.safe_dump(_document(asked), sort_keys=False, allow_unicode=True, width=112, default_flow_style=None)}"
-    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: written}, steps)
+    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: written}, steps, script.notes)
+
+
+def _notes(asked: Request) -> Iterator[str]:
+    """What the file sets of training without being asked, and what of the model it does not."""
+    optimizer, schedule = BASE["optimizer"], BASE["lr_schedule"]
+    yield (
+        f"the plan does not decide the optimizer: {FILE} has {optimizer['type']} with betas {optimizer['betas']}, eps "
+        f"{optimizer['eps']:g} and weight_decay {optimizer['weight_decay']:g}, and {schedule['type']} with warmup_ratio "
+        f"{schedule['warmup_ratio']:g}; its sections optimizer and lr_schedule change them"
+    )
+    if isinstance(asked.spec.kinds[asked.spec.layer_kinds[0]].mixer, LatentAttention):
+        yield (
+            f"{FILE} has no factors of rope scaling: where the model's config.json has rope_scaling, put them into "
+            "model.model_config"
+        )
 
 
 # --- what cannot be exported -------------------------------------------------------------------------------------------------
@@ -163,8 +178,8 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"schedule {layout.schedule}: with a chunk per stage it has 1f1b, with two or more interleaved and zb-v"
     if layout.pp > 1 and layout.num_microbatches < layout.pp:
         yield f"{layout.num_microbatches} micro-batches on pp {layout.pp}: it needs one per stage at least"
-    if layout.rank_order == PIPELINES_INSIDE:
-        yield f"rank order {layout.rank_order}: its pipelines are outermost; plan with tp-cp-ep-dp-pp"
+    if layout.rank_order != PIPELINES_OUTERMOST:
+        yield f"rank order {layout.rank_order}: its pipelines are outermost; plan with {PIPELINES_OUTERMOST}"
     if layout.etp > 1:
         yield f"etp {layout.etp}: its experts are not cut by TP; plan with etp=1"
     if layout.dp * layout.tp % layout.ep:
@@ -173,8 +188,9 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"optimizer_sharding {layout.optimizer_sharding}: its parallel optimizer is zero1; plan with none or zero1"
     if not asked.mtp_with_loss or mtp_layers(spec) > 1:
         yield f"{mtp_layers(spec)} MTP layers: it has one at most, in the stage of the loss"
-    if layout.stages and min(asked.counts) < 1:
-        yield "a chunk without layers: every chunk holds one at least"
+    filled = asked.counts[1:] if layout.schedule == "zb-v" else asked.counts[1:-1]
+    if min(filled, default=1) < 1:
+        yield "a chunk without layers: only the first and the last may have none, and of a V shape the first"
     if recompute and recompute.mode in (SELECTIVE, FULL_UNIFORM):
         yield f"recompute {recompute}: it recomputes whole layers, the first of every stage; plan with full:block:K, full or none"
     if asked.offload[1] or asked.offload[0] not in (0.0, 1.0):

@@ -283,6 +283,11 @@ def _kernels(asked: MegatronRequest) -> Settings:
 def _notes(asked: MegatronRequest) -> Iterator[str]:
     moe = asked.architecture.moe
     yield "load the CANN environment (set_env.sh) first"
+    if isinstance(asked.architecture.attention, LatentAttention):
+        yield (
+            "no factors of rope scaling are set: where the model's config.json has rope_scaling, give --rope-scaling-type yarn, "
+            "--rope-scaling-factor, -mscale, -mscale-all-dim, -beta-fast, -beta-slow and -original-max-position-embeddings"
+        )
     if moe and moe.score_function == "softmax":
         yield "give --norm-topk-prob if the model normalises the weights of the chosen experts"
     if asked.overlaps("dp_gradients") and asked.layout.schedule == "dualpipev":

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from ...search_spaces.errors import InputError
+from ...search_spaces.groups import DIMENSIONS
 from ...search_spaces.layout import Chunk, Split
 from ...search_spaces.tensors import Tensor
-from ..ranks import DIMENSIONS, coordinates, groups
+from ..ranks import coordinates, groups
 from ..result import Plan
 from .knobs import Dialect
 from .launch import commented, host_order, layout_words, origin

@@ -8,7 +8,17 @@ from functools import cached_property
 from typing import TypeVar
 
 from ...search_spaces.errors import Infeasible
-from ...search_spaces.layout import FULL_BLOCK, NONE, Layout, Problem, Recompute, Stage, parse_offload, parse_sharding
+from ...search_spaces.layout import (
+    FLAG_RANK_ORDERS,
+    FULL_BLOCK,
+    NONE,
+    Layout,
+    Problem,
+    Recompute,
+    Stage,
+    parse_offload,
+    parse_sharding,
+)
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.stack import Stack
 from ..ranks import devices_per_server
@@ -16,7 +26,7 @@ from ..result import Plan
 from .knobs import Dialect, dialect
 from .splits import layer_count, layer_counts, virtual_chunks
 
-PIPELINES_INSIDE = "tp-cp-ep-pp-dp"
+PIPELINES_OUTERMOST, PIPELINES_INSIDE = FLAG_RANK_ORDERS
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Request:
 
     @property
     def per_server(self) -> int:
-        """Processes that one server runs."""
+        """Processes that one server runs; the last one runs what is left."""
         return devices_per_server(self.problem.cluster, self.layout.devices)
 
     @property
@@ -165,8 +175,6 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"ep {layout.ep} and etp {layout.etp} on a model without experts"
     if layout.pp > 1 and not layout.stages and spec.num_layers % (layout.pp * layout.vpp):
         yield f"{spec.num_layers} layers over pp·vpp = {layout.pp * layout.vpp} chunks, and the layout lists no stages"
-    if layout.devices % asked.per_server:
-        yield f"{layout.devices} devices do not fill whole servers, and every server runs as many processes as the others"
     if asked.recompute is None:
         yield "recompute differs between stages in a way that one depth for all chunks does not give"
     if layout.stages:

@@ -67,7 +67,7 @@ DEEPSPEED: dict[str, tuple[Spelling, ...]] = {
     "accumulation": (Spelling("gradient_accumulation_steps"),),
     "bf16": (Spelling("bf16.enabled"),),
     "fp16": (Spelling("fp16.enabled"),),
-    "gradient_type": (Spelling("data_types.grad_accum_dtype", values={"2": "bf16", "4": "fp32"}),),
+    "gradient_type": (Spelling("data_types.grad_accum_dtype"),),
     "zero_stage": (
         Spelling(
             "zero_optimization.stage",
@@ -88,6 +88,7 @@ DEEPSPEED: dict[str, tuple[Spelling, ...]] = {
     "pp": (Spelling("pipeline.stages"),),
     "schedule": (Spelling("pipeline.schedule", only=("1f1b",)),),
     "partition": (Spelling("pipeline.partition"),),
+    "recompute": (Spelling("activation_checkpointing.number_checkpoints"),),
 }
 
 # --- MindSpore Transformers: keys of its YAML file ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from .folder import folder
 from .knobs import Settings
 from .launch import SAVE_INTERVAL, Script, Variable, commented, launch_script, origin
 from .python_file import literal, read, sections
-from .request import PIPELINES_INSIDE, Request, mtp_layers, request
+from .request import PIPELINES_OUTERMOST, Request, mtp_layers, request
 from .spelling import Code
 from .splits import virtual_chunks
 
@@ -101,7 +101,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
         f"Run `NODE_RANK=N MASTER_ADDR=… bash {SCRIPT}` on every server, N as in hosts.csv.",
     )
     opened = [asked.speaks.set(knob, read(variable)) for knob, variable in left.items()]
-    return folder(asked, {SCRIPT: launch_script(asked, script), f"{MODULE}.py": _module(asked, opened, rate)}, steps)
+    return folder(asked, {SCRIPT: launch_script(asked, script), f"{MODULE}.py": _module(asked, opened, rate)}, steps, script.notes)
 
 
 def flavor(spec: ModelSpec) -> Flavor | None:
@@ -153,8 +153,8 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"ep {layout.ep} does not divide {_shards(asked) * layout.cp * layout.tp}, the ranks that shard a copy of the weights"
     if layout.etp > 1:
         yield f"etp {layout.etp}: it gives experts no tensor parallelism of their own; plan with etp=1"
-    if layout.rank_order == PIPELINES_INSIDE:
-        yield f"rank order {layout.rank_order}: its pipelines are outermost; plan with tp-cp-ep-dp-pp"
+    if layout.rank_order != PIPELINES_OUTERMOST:
+        yield f"rank order {layout.rank_order}: its pipelines are outermost; plan with {PIPELINES_OUTERMOST}"
     if layout.schedule == "interleaved" and layout.num_microbatches % max(1, layout.num_microbatches // layout.pp):
         yield f"interleaving runs equal rounds of micro-batches, which {layout.num_microbatches} over pp {layout.pp} are not"
     if recompute and (recompute.mode in (SELECTIVE, FULL_UNIFORM) or (recompute.mode == FULL_BLOCK and not _whole(asked))):
@@ -180,14 +180,14 @@ def _shards(asked: Request) -> int:
 
 def _settings(asked: Request) -> Settings:
     layout, speaks = asked.layout, asked.speaks
-    gathered = asked.stack.footprint.gathered_stages or layout.optimizer_sharding == "zero2"
+    resharded = "never" if layout.optimizer_sharding == "zero2" else "always" if layout.pp == 1 else "default"
     recompute = asked.recompute
     return [
         *(speaks.set(name, getattr(layout, name)) for name in ("tp", "cp", "pp")),
         *speaks.sets(ep=layout.ep if asked.spec.is_moe else None),
         speaks.set("replicas", layout.dp // _shards(asked)),
         speaks.set("shards", _shards(asked)),
-        speaks.set("reshard", "never" if gathered else "always"),
+        speaks.set("reshard", resharded),
         speaks.set("sequence_parallel", layout.sequence_parallel or layout.tp == 1),
         *speaks.sets(cp_type=layout.cp_type if layout.cp > 1 else None),
         *(_pipeline(asked) if layout.pp > 1 else []),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -13,6 +15,10 @@ from ...search_spaces.documents import MAX_BYTES
 from ...search_spaces.errors import InputError
 from . import deepspeed, job_yaml, megatron_bridge, megatron_script, mindformers, paraplan, torchtitan
 from .job import FaultTolerance, Finding, Job, SplitWish
+from .json_text import plain_json
+from .megatron_script import world
+from .python_source import constants, is_python
+from .shell import options, read_script
 
 __all__ = ["FORMATS", "FaultTolerance", "Finding", "Job", "SplitWish", "read_file", "read_job", "read_text", "recognise"]
 
@@ -31,18 +37,49 @@ FORMATS: dict[str, Reader] = {
 }
 """Format → reader of a text, its name in errors, the devices that the caller names, and variables that the caller sets."""
 
+CONFIGURATIONS = (".py", ".json", ".yaml", ".yml", ".toml")
 UNKNOWN = (
-    "is of no format that is known here: a launch script of Megatron-LM or MindSpeed-LLM, overrides of Megatron-Bridge, a "
-    "mindformers or job YAML, a torchtitan command line or TOML, a DeepSpeed JSON, a plan.json or tp=8,pp=4; --format says which"
+    "is of no format that is known here: a launch script of Megatron-LM or MindSpeed-LLM, overrides or a program of "
+    "Megatron-Bridge, a mindformers or job YAML, a torchtitan command line, program or TOML, a DeepSpeed JSON, a plan.json or "
+    "tp=8,pp=4; --format says which"
 )
 
 
 def read_job(config: str | Path, *, form: str | None = None, devices: int | None = None, variables: Variables | None = None) -> Job:
-    """The job of a file, or of a layout such as "tp=8,pp=4" itself. InputError names what cannot be read, and why."""
+    """The job of a file, of the configuration that a launch script starts, or of a layout such as "tp=8,pp=4" itself.
+
+    InputError names what cannot be read, and why.
+    """
     where, text = _layout_or_file(config)
     if form is not None and form not in FORMATS:
         raise InputError(f"--format {form!r} is not one of {', '.join(FORMATS)}")
-    return read_text(text, where, form=form, devices=devices, variables=variables)
+    try:
+        return read_text(text, where, form=form, devices=devices, variables=variables)
+    except InputError:
+        started = started_with(text, Path(where).expanduser(), variables)
+        if started is None:
+            raise
+    beside, processes = started
+    where, text = read_file(beside)
+    job = read_text(text, where, form=form, devices=devices or processes, variables=variables)
+    return replace(job, assumptions=(f"read from {beside.name}, which {config} starts", *job.assumptions))
+
+
+def started_with(text: str, path: Path, variables: Variables | None = None) -> tuple[Path, int | None] | None:
+    """The configuration beside a launch script that its command names, and the processes it starts; None where there is none.
+
+    Only a file of the script's own folder is looked at, whatever path the script gives it.
+    """
+    if not path.is_file():
+        return None
+    script = read_script(text, variables, str(path))
+    words = [word for line in script.commands for word in line]
+    modules = [f"{word}.py" for before, word in pairwise(words) if before == "--module"]
+    for name in [*(word.rsplit("/", 1)[-1] for word in words if word.endswith(CONFIGURATIONS)), *modules]:
+        beside = path.parent / name
+        if beside.is_file() and beside != path:
+            return beside, world(script, [option for line in script.commands for option in options(line)], str(path))
+    return None
 
 
 def read_text(
@@ -61,6 +98,8 @@ def recognise(text: str, where: str) -> str:
         return _json_format(text, where)
     if paraplan.is_layout(text):
         return "paraplan"
+    if is_python(text):
+        return _program_format(text, where)
     if torchtitan.is_toml(text) or re.search(r"--(parallelism|training)\.\w", text):
         return "torchtitan"
     if megatron_bridge.overrides(text, where):
@@ -70,23 +109,40 @@ def recognise(text: str, where: str) -> str:
     keys = set(re.findall(r"^([A-Za-z_][\w]*)\s*:", text, re.MULTILINE))
     if "parallel_config" in keys:
         return "mindformers"
-    if re.search(r"\bstrategy\s*:", text):
+    if re.search(r"\bstrategy\s*:", text) or job_yaml.is_flat(re.findall(r"^\s*(\w+)\s*:[ \t]*\d", text, re.MULTILINE)):
         return "job"
     if re.search(r"^\s+(tensor|pipeline)_model_parallel_size\s*:", text, re.MULTILINE):
         return "megatron-bridge"
     raise InputError(f"{where}: {UNKNOWN}")
 
 
+def _program_format(text: str, where: str) -> str:
+    """The framework whose fields a Python program sets."""
+    if torchtitan.program(text, where) is not None:
+        return "torchtitan"
+    if megatron_bridge.program(text, where) is not None:
+        return "megatron-bridge"
+    if {"GROUPS", "WORLD_SIZE"} <= constants(text).keys():
+        raise InputError(f"{where}: holds process groups; judge them with --groups {where}")
+    raise InputError(f"{where}: sets no field of Megatron-Bridge or torchtitan; --format says which of them it is for")
+
+
 def _json_format(text: str, where: str) -> str:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = json.loads(plain_json(text))
+    except (ValueError, RecursionError) as error:
         data = _flow_yaml(text)
+        if not isinstance(data, dict):
+            raise InputError(f"{where}: is not complete JSON: {error}; copy the file again") from error
     if not isinstance(data, dict):
-        raise InputError(f"{where}: is not complete JSON; copy the file again")
+        raise InputError(f"{where}: holds no mapping; {UNKNOWN}")
     if {"plan", "problem", "layout", "certificate"} & data.keys():
         return "paraplan"
-    if "task" in data or "strategy" in data:
+    if (
+        "task" in data
+        or "strategy" in data
+        or job_yaml.is_flat([key for key, value in data.items() if not isinstance(value, dict)])
+    ):
         return "job"
     if {*deepspeed.KEYS, "zero_optimization", "bf16", "fp16", "tensor_parallel"} & data.keys():
         return "deepspeed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...search_spaces.documents import parse_document
 from ...search_spaces.errors import InputError
 from .job import Finding, Job
+from .json_text import plain_json
 from .structured import Document
 
 FRAMEWORK = "deepspeed"
@@ -13,7 +14,8 @@ ZERO = "deepspeed/runtime/zero/config.py"
 KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 PLAIN = (
     *("optimizer.", "scheduler.", "gradient_clipping", "prescale", "steps_per_print", "wall_clock", "dump_state", "flops_profiler"),
-    *("activation_checkpointing.", "aio.", "comms_logger", "tensorboard", "wandb", "csv_monitor", "zero_allow", "data_efficiency"),
+    *("pipeline.", "activation_checkpointing."),
+    *("aio.", "comms_logger", "tensorboard", "wandb", "csv_monitor", "zero_allow", "data_efficiency"),
     *("communication_data_type", "sparse_gradients", "checkpoint", "data_types.", "compile", "fp16.", "bf16.", "bfloat16."),
     *(f"zero_optimization.{name}" for name in ("overlap_comm", "contiguous", "reduce_", "allgather_", "stage3_", "sub_group")),
     *(f"zero_optimization.{name}" for name in ("round_robin", "load_from", "ignore_unused", "offload_optimizer", "offload_param")),
@@ -22,7 +24,7 @@ PLAIN = (
 
 def read(text: str, where: str, devices: int | None = None) -> Job:
     """The job of a DeepSpeed JSON on so many devices. InputError for JSON that is no such config."""
-    data = parse_document(text, where, as_json=True)
+    data = parse_document(plain_json(text), where, as_json=True)
     if not {*KEYS, "zero_optimization", "bf16", "fp16", "tensor_parallel"} & data.keys():
         raise InputError(f"{where}: has neither {KEYS[0]} nor zero_optimization; give a DeepSpeed config")
     doc = Document(data, where)
@@ -32,15 +34,19 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     cp = doc.whole("sequence_parallel_size") or 1
     ep = doc.whole("expert_parallel.autoep_size") or 1 if doc.flag("expert_parallel.enabled") is not False else 1
     etp = doc.whole("expert_parallel.expert_tensor_parallel_size") or 1
+    pp = doc.whole("pipeline.stages") or 1
+    checkpointed = doc.whole("activation_checkpointing.number_checkpoints")
     findings: list[Finding] = []
+    if "zero_optimization.stage = auto" in auto:
+        raise InputError(f"{where}: zero_optimization.stage is auto, which only the code that trains can tell; write 0, 1, 2 or 3")
     stage = doc.whole("zero_optimization.stage", least=0) or 0
     if stage > 3:
         raise InputError(f"{where}: zero_optimization.stage = {stage} must be 0, 1, 2 or 3")
-    if devices is not None and devices % (tp * cp):
-        findings.append(
-            Finding("C007", f"autotp_size · sequence_parallel_size = {tp * cp} does not divide the {devices} devices.", "", CONFIG)
-        )
-    dp = devices // (tp * cp) if devices is not None and devices % (tp * cp) == 0 else None
+    each = tp * cp * pp
+    if devices is not None and devices % each:
+        product = "autotp_size · sequence_parallel_size" + (" · pipeline.stages" if pp > 1 else "")
+        findings.append(Finding("C007", f"{product} = {each} does not divide the {devices} devices.", "", CONFIG))
+    dp = devices // each if devices is not None and devices % each == 0 else None
     total, micro, steps = (doc.whole(key) for key in KEYS)
     said: list[str] = []
     total, micro = _batches(total, micro, steps, dp, findings, said)
@@ -58,13 +64,13 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     return Job(
         format=FRAMEWORK,
         framework=FRAMEWORK,
-        degrees={"tp": tp, "cp": cp, "ep": ep, "etp": etp, "vpp": 1, "pp": 1, **({"micro_batch": micro} if micro else {})},
+        degrees={"tp": tp, "cp": cp, "ep": ep, "etp": etp, "vpp": 1, "pp": pp, **({"micro_batch": micro} if micro else {})},
         choices={
             "sequence_parallel": "false",
             "cp_type": "a2a",
             "schedule": "1f1b",
             "optimizer_sharding": ("none", "zero1", "zero2", "zero3")[stage],
-            "recompute": "none",
+            "recompute": "full" if checkpointed else "none",
             "offload": f"optimizer:{_share(ratio)}" if offloaded != "none" and _share(ratio) != "0" else "none",
         },
         devices=devices,
@@ -73,7 +79,8 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         findings=tuple(findings),
         assumptions=(
             *said,
-            "pp 1 and no recompute: DeepSpeed's JSON has neither; both are in the code that trains",
+            *(["pp 1: pipeline.stages is not given; a pipeline is in the code that trains"] if pp == 1 else []),
+            *([] if checkpointed else ["no recompute: activation_checkpointing.number_checkpoints is not given"]),
             *(["bf16: neither fp16 nor bf16 is enabled"] if not _some_precision(doc) else []),
         ),
         unknown=doc.unknown,

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..exporters.knobs import FRAMEWORKS, dialect
+from ..exporters.launch import TOTAL
 
+PROCESSES = TOTAL
+"""Variable of an exported script that holds the processes of all servers together."""
 TABLED = frozenset(FRAMEWORKS)
 """Frameworks that the table spells knobs for."""
 
@@ -37,3 +40,14 @@ def knobs_of(framework: str) -> Mapping[str, tuple[str, Mapping[str, str]]]:
         for flag in flags
     }
     return {**(knobs_of(own.base[0]) if own.base else {}), **found}
+
+
+@cache
+def switches_of(framework: str) -> Mapping[tuple[str, str], str]:
+    """(Option name, value in lower case) → the knob that just this value turns on, of a framework's own table."""
+    return {
+        (flag.text.lstrip("-"), str(flag.on).lower()): knob
+        for knob, flags in FRAMEWORKS[framework].spellings.items()
+        for flag in flags
+        if flag.on is not True
+    }

@@ -79,11 +79,13 @@ class Job:
     vocab_size: int | None = None
     model: ModelSpec | None = None
     model_name: str | None = None
+    recipe: str | None = None  # what it stands on, which may cut stages in a way that is not known here
     sizes: Mapping[str, int] = field(default_factory=dict)
     split: SplitWish = SplitWish()
     stack: str | None = None
     stack_changes: Mapping[str, Any] = field(default_factory=dict)
     supernode_size: int | None = None
+    written: Mapping[str, str] = field(default_factory=dict)  # what it sets as it says it, by knob; of the Megatron family
     problem: Problem | None = None  # where the configuration is a plan of paraplan's own
     fault_tolerance: FaultTolerance | None = None
     findings: tuple[Finding, ...] = ()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import accumulate
 from typing import Any
 
-from ...search_spaces.documents import parse_document
+from ...search_spaces.documents import parse_document, to_record
 from ...search_spaces.errors import InputError
+from ...search_spaces.layout import Split
+from ...search_spaces.model import ModelSpec
 from .job import MOST, FaultTolerance, Job, SplitWish
 from .options import whole
 from .structured import Document
@@ -27,8 +31,9 @@ TEXT = ("recompute", "optimizer_sharding", "schedule", "offload", "cp_type", "ra
 
 def read(text: str, where: str, devices: int | None = None) -> Job:
     """The job of a YAML. InputError where it has no strategy."""
-    data = parse_document(text, where)
+    data = parse_document(text, where, aliases=True)
     task = data.get("task", data)
+    task = _nested(task) if isinstance(task, dict) else task
     if not isinstance(task, dict) or not isinstance(task.get("strategy"), dict):
         raise InputError(f"{where}: task.strategy is missing; give tensor_parallel, pipeline_parallel and data_parallel there")
     doc = Document(task, f"{where}: task" if task is not data else where)
@@ -48,9 +53,11 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     seq_len = doc.whole("strategy.seq_len", "training.seq_len", "strategy.sequence_length", "seq_len")
     tolerance = _fault_tolerance(task.get("fault_tolerance"), where)
     model = doc.text("model", "model.name")
+    shape = _shape(task.get("model"), f"{doc.where}: model")
     split = _split(doc, degrees, where, said)
     precision = doc.text("strategy.precision")
     doc.skip(
+        *(["model."] if shape else []),
         "name",
         "strategy.num_microbatches",
         "resource.accelerator",
@@ -65,9 +72,10 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         format=FORMAT,
         degrees=degrees,
         choices=choices,
-        devices=devices or (supernodes * each if supernodes and each else None),
+        devices=devices or doc.whole("resource.accelerators") or (supernodes * each if supernodes and each else None),
         global_batch=global_batch,
         seq_len=seq_len,
+        model=shape,
         model_name=model,
         precision=precision,
         split=split,
@@ -78,6 +86,30 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     )
 
 
+RESOURCES = ("supernode", "accelerator_per_node", "accelerators", "accelerator")
+FLAT = frozenset(
+    {*(name for names in STRATEGY.values() for name in names), *TEXT, "sequence_parallel", "sp", "precision"}
+    | {"num_microbatches", "layers_per_stage", "layers_per_chunk"}
+)
+
+
+def is_flat(keys: Collection[str]) -> bool:
+    """Whether the keys of a job's own level are those of its strategy."""
+    return bool({"tensor_parallel", "pipeline_parallel", "data_parallel"} & set(keys))
+
+
+def _nested(task: dict[str, Any]) -> dict[str, Any]:
+    """A job whose resources and strategy stand beside each other, as one in which they have a section each."""
+    strategy = {name: value for name, value in task.items() if name in FLAT and not isinstance(value, dict)}
+    resource = {name: value for name, value in task.items() if name in RESOURCES and not isinstance(value, dict)}
+    rest = {name: value for name, value in task.items() if name not in {*strategy, *resource}}
+    for name, found in (("strategy", strategy), ("resource", resource)):
+        own = rest.get(name, {})
+        if found and isinstance(own, dict):
+            rest[name] = {**found, **own}
+    return rest
+
+
 def _split(doc: Document, degrees: dict[str, int], where: str, said: list[str]) -> SplitWish:
     """Layers of each stage, or of each chunk in the virtual pipeline's order, where they are listed; else the planner's cut."""
     name = "layers_per_chunk" if degrees.get("vpp", 1) > 1 else "layers_per_stage"
@@ -86,7 +118,23 @@ def _split(doc: Document, degrees: dict[str, int], where: str, said: list[str]) 
         if name == "layers_per_chunk" and doc.get("strategy.layers_per_stage") is not None:
             said.append("stages cut by the planner: layers_per_stage does not say what each chunk holds, layers_per_chunk would")
         return SplitWish(free=True)
-    return SplitWish(counts=tuple(whole(each, f"{where}: strategy.{name}", 0) for each in listed))
+    counts = [whole(each, f"{where}: strategy.{name}", 0) for each in listed]
+    ahead = doc.get(f"strategy.mtp_{name}")
+    if ahead is None:
+        return SplitWish(counts=tuple(counts))
+    if not isinstance(ahead, list) or len(ahead) != len(listed):
+        raise InputError(f"{where}: strategy.mtp_{name} must be a list of {len(listed)} numbers, as {name} is")
+    mtp = [whole(each, f"{where}: strategy.mtp_{name}", 0) for each in ahead]
+    if any(more and any(counts[number:]) for number, more in enumerate(mtp, start=1)):
+        raise InputError(f"{where}: strategy.mtp_{name} puts MTP layers before decoder layers; they follow the last of them")
+    cuts = (0, *accumulate(layers + more for layers, more in zip(counts, mtp, strict=True)))
+    vpp = degrees.get("vpp", 1)
+    return SplitWish(layout=Split(len(listed) // vpp, vpp, cuts).stages(sum(counts), "none"))
+
+
+def _shape(given: Any, where: str) -> ModelSpec | None:
+    """A model that is written out rather than named."""
+    return to_record(ModelSpec, given, where) if isinstance(given, dict) and "kinds" in given else None
 
 
 def _fault_tolerance(given: Any, where: str) -> FaultTolerance | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from ...search_spaces.errors import InputError
-from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES
+from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES, Stage
 from ..exporters.splits import parse_megatron_layout
 from .dialects import TABLED, Words
 from .job import Finding, Job, SplitWish
@@ -26,9 +27,12 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_s
     model = describe(knobs, vocab_size)
     degrees, assumptions = _degrees(knobs, model)
     findings: list[Finding] = []
-    degrees["vpp"] = _vpp(knobs, model, degrees["pp"], findings)
+    degrees["vpp"] = _vpp(knobs, model, degrees["pp"], framework, findings)
+    if knobs.text("schedule") == "dualpipev":
+        degrees["vpp"] = 2  # the schedule's own: the two ends of a V on every stage
     split, listed = _split(knobs, degrees, model, findings)
     if listed is not None:
+        findings += _other_chunks(knobs, listed, framework)
         degrees["vpp"] = listed
     schedule = _schedule(knobs, degrees)
     findings += [*_vocabulary(knobs, degrees["tp"]), *_lacking(knobs, framework)]
@@ -58,12 +62,22 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_s
         split=split,
         stack="megatron-fsdp" if sharding.partition(":")[0] in ("zero2", "zero3", "hsdp") and framework == "megatron-lm" else None,
         stack_changes=_stack_changes(knobs, framework),
+        written={
+            knob: _as_written(knobs.names[knob], values, framework) for knob, values in knobs.values.items() if knob in knobs.names
+        },
         findings=tuple(findings),
         advice=tuple(knobs.told),
         assumptions=tuple(assumptions),
         unknown=tuple(knobs.unknown),
         unresolved=tuple(knobs.unresolved),
     )
+
+
+def _as_written(name: str, values: tuple[str, ...], framework: str) -> str:
+    """An option with its values as a shell takes it, or an override."""
+    if framework == "megatron-bridge":
+        return f"{name}={shlex.quote(' '.join(values)) if values else 'true'}"
+    return " ".join((name, *(shlex.quote(shown(value)) for value in values)))
 
 
 def _degrees(knobs: Knobs, model: Described) -> tuple[dict[str, int], list[str]]:
@@ -90,9 +104,19 @@ def _refuse_unset(knobs: Knobs) -> None:
 OPTIONS = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "micro_batch": "--micro-batch-size"}
 
 
-def _vpp(knobs: Knobs, model: Described, pp: int, findings: list[Finding]) -> int:
+def _other_chunks(knobs: Knobs, listed: int, framework: str) -> Iterator[Finding]:
+    """Chunks per stage that a layout does not have; Megatron-Bridge takes both where they agree."""
+    given = knobs.whole("vpp")
+    if framework == "megatron-bridge" and given is not None and given != listed:
+        said = f"{knobs.names['vpp']} is {given}, but {knobs.names['layout']} has {listed} chunks a stage"
+        yield Finding("C062", f"{said}; give {listed}, or leave it out.", "the layout says how many chunks there are", ARGUMENTS)
+
+
+def _vpp(knobs: Knobs, model: Described, pp: int, framework: str, findings: list[Finding]) -> int:
     """Chunks per stage, given as such or as layers of a chunk."""
     ways = [knobs.names[knob] for knob in ("vpp", "vpp_layers", "layout") if knobs.has(knob)]
+    if framework == "megatron-bridge" and knobs.has("vpp") and knobs.has("layout"):
+        ways.remove(knobs.names["vpp"])
     if len(ways) > 1:
         findings.append(
             Finding("C062", f"{' and '.join(ways)} both say how stages are cut; give one.", "they exclude each other", ARGUMENTS)
@@ -132,9 +156,11 @@ def _split(knobs: Knobs, degrees: dict[str, int], model: Described, findings: li
         except InputError as error:
             findings.append(Finding("C063", f"{error}.", "Megatron-Core refuses the layout", ARGUMENTS))
             return SplitWish(free=True), None
+        findings += [*_beside_noops(knobs, "layout"), *_beside_dualpipev(knobs), *_other_layers(knobs, stages)]
         return SplitWish(layout=stages), len(stages[0].chunks)
     listed = knobs.text("layer_list")
     if listed is not None:
+        findings += _beside_noops(knobs, "layer_list")
         counts = [int(part) for part in re.split(r"[,\s]+", listed) if re.fullmatch(r"\d{1,6}", part)]
         return SplitWish(counts=tuple(counts)), None
     layers = knobs.whole("layers")
@@ -158,8 +184,7 @@ def _around_noops(
     layers: int, left_out: tuple[int, ...], degrees: dict[str, int], knobs: Knobs, findings: list[Finding]
 ) -> SplitWish:
     """Chunks as even in layers with the no-ops counted, less those that each holds."""
-    v_shaped = knobs.text("schedule") == "dualpipev"
-    chunks = degrees["pp"] * (2 if v_shaped else degrees["vpp"])
+    chunks = degrees["pp"] * degrees["vpp"]
     if layers % chunks:
         findings.append(
             Finding(
@@ -172,9 +197,33 @@ def _around_noops(
         return SplitWish(free=True)
     size = layers // chunks
     counts = tuple(size - sum(index * size <= each < (index + 1) * size for each in left_out) for index in range(chunks))
-    if v_shaped:
-        return SplitWish(free=True)
     return SplitWish(counts=counts)
+
+
+def _beside_noops(knobs: Knobs, knob: str) -> Iterator[Finding]:
+    """No-op layers beside another way to cut stages."""
+    layers = knobs.whole("layers")
+    left_out = noops(knobs, layers) if layers else ()
+    if left_out and layers:
+        remedy = f"leave --noop-layers out and give --num-layers {layers - len(left_out)}"
+        sentence = f"{knobs.names[knob]} and --noop-layers both say how stages are cut; {remedy}."
+        yield Finding("C072", sentence, "no-op layers fill an even split up", "MindSpeed mindspeed/features_manager")
+
+
+def _beside_dualpipev(knobs: Knobs) -> Iterator[Finding]:
+    if knobs.text("schedule") == "dualpipev":
+        sentence = f"{knobs.names['layout']} does not go with --schedules-method dualpipev; give one of them."
+        source = "MindSpeed mindspeed/features_manager/pipeline_parallel/pipeline_model_parallel_layout_feature.py"
+        yield Finding("C074", sentence, "the layout's chunks go round, dualpipev's back", source)
+
+
+def _other_layers(knobs: Knobs, stages: tuple[Stage, ...]) -> Iterator[Finding]:
+    """A layout string that places other layers than --num-layers, where that counts no-ops in."""
+    layers = knobs.whole("layers")
+    placed = sum(chunk.layers[1] - chunk.layers[0] + 1 for stage in stages for chunk in stage.chunks if chunk.layers)
+    if layers and noops(knobs, layers) and placed != layers:
+        sentence = f"the layout places {placed} decoder layers, {knobs.names['layers']} is {layers}; give both the same."
+        yield Finding("C063", sentence, "Megatron-Core refuses the layout", ARGUMENTS)
 
 
 NEEDS = (
@@ -210,7 +259,7 @@ def _vocabulary(knobs: Knobs, tp: int) -> Iterator[Finding]:
 
 
 def _schedule(knobs: Knobs, degrees: dict[str, int]) -> str:
-    if knobs.text("schedule") == "dualpipev":  # its two chunks per stage are the schedule's, not interleaving
+    if knobs.text("schedule") == "dualpipev":
         return "dualpipev"
     return "interleaved" if degrees["vpp"] > 1 else "1f1b"
 

@@ -1,20 +1,24 @@
-"""Megatron-Bridge: overrides such as `model.tensor_model_parallel_size=8 train.global_batch_size=1024`, or the same as YAML."""
+"""Megatron-Bridge: overrides such as `model.tensor_model_parallel_size=8 train.global_batch_size=1024`, the same as YAML, or a
+Python program that fills a ConfigContainer.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...search_spaces.documents import parse_document
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import catalog_names
-from .dialects import knobs_of
+from .dialects import knobs_of, switches_of
 from .job import Job
 from .megatron import job_of
 from .megatron_script import world
 from .options import Knobs
-from .shell import options, read_script
+from .python_source import Made, Source, flat, is_python, objects, richest
+from .shell import UNSET, options, read_script, shown
 
 FRAMEWORK = "megatron-bridge"
 OVERRIDE = re.compile(
@@ -51,6 +55,12 @@ OWN = {
     "optimizer.optimizer_offload_fraction": "optimizer_offload_fraction",
 }
 """Keys that are not the option of Megatron-LM with underscores."""
+CONTAINER = "ConfigContainer"
+"""The class whose sections a program fills; what else makes a configuration is a recipe."""
+PLAIN = ("dataset.random_seed", "dataset.reset_", "dataset.eod_", "rng.", "logger.", "profiling.", "scheduler.", "nccl_")
+"""Fields that no layout hangs on."""
+CONSTANT = re.compile(r"(?:torch|AttnBackend)\.[\w.]+")
+"""Names of a library's constants: values, though not written out."""
 SWITCHED_ON = {
     "zero1": "ddp.use_distributed_optimizer",
     "overlap_gradients": "ddp.overlap_grad_reduce",
@@ -68,28 +78,62 @@ def overrides(text: str, where: str = "script") -> list[tuple[str, str]]:
 
 
 def read(text: str, where: str, devices: int | None = None, variables: Mapping[str, str] | None = None) -> Job:
-    """The job of an override list or of a YAML file of overrides. InputError where it holds none."""
+    """The job of an override list, of a YAML file of overrides or of a program. InputError where it holds none."""
+    if is_python(text):
+        made = program(text, where)
+        if made is None:
+            raise InputError(f"{where}: sets no field of {FRAMEWORK}, such as model.tensor_model_parallel_size")
+        classes = made.name.endswith(CONTAINER)
+        return _job(list(_fields(made)), where, devices, recipe=None if classes else made.name or None, switched=not classes)
     pairs = overrides(text, where) if variables is None else _with(text, variables)
     if not pairs:
-        pairs = list(_flat(parse_document(text, where))) if not text.lstrip().startswith("-") else []
+        pairs = list(_flat(parse_document(text, where, aliases=True))) if not text.lstrip().startswith("-") else []
         pairs = [(key, value) for key, value in pairs if OVERRIDE.fullmatch(f"{key}={value}")]
     if not pairs:
         raise InputError(f"{where}: holds no override of {FRAMEWORK}, such as model.tensor_model_parallel_size=8")
-    knobs, precision = _knobs(pairs, where)
     script = read_script(text, variables, where)
-    job = job_of(
-        knobs, FRAMEWORK, FRAMEWORK, devices or world(script, [o for words in script.commands for o in options(words)], where)
-    )
+    started = devices or world(script, [o for words in script.commands for o in options(words)], where)
+    recipe = re.search(r"--recipe[= ]\s*(\S+)", text)
+    job = _job(pairs, where, started, recipe=recipe.group(1) if recipe else None)
+    return replace(job, assumptions=(*script.decisions, *job.assumptions))
+
+
+def program(text: str, where: str) -> Made | None:
+    """The configuration of a Python program: of all that it makes, what has most of the family's fields."""
+    return richest(objects(text, where), frozenset({*OWN, *(name for name in knobs_of(FRAMEWORK) if "." in name)}))
+
+
+def _fields(made: Made) -> list[tuple[str, str]]:
+    """Every field that holds a value, as an override would write it; what no knob has and no layout hangs on is left out."""
+    found = []
+    for name, value in flat(made):
+        if isinstance(value, Made):
+            if name == "mixed_precision" and value.arguments and isinstance(value.arguments[0], str):
+                found.append((name, value.arguments[0]))
+            elif not value.fields and value.arguments:
+                found.append((name, _unset(value.text)))
+        elif not name.startswith(PLAIN):
+            found.append((name, _unset(value) if isinstance(value, Source) and not CONSTANT.fullmatch(value) else str(value)))
+    return [(name, value) for name, value in found if not name.startswith(PLAIN)]
+
+
+def _unset(text: str) -> str:
+    return f"{UNSET}{text}{UNSET}"
+
+
+def _job(pairs: list[tuple[str, str]], where: str, devices: int | None, recipe: str | None, switched: bool = True) -> Job:
+    """The job of some fields, which stand on a recipe or, not `switched`, on the classes' own defaults."""
+    knobs, precision = _knobs(pairs, where, switched)
+    job = job_of(knobs, FRAMEWORK, FRAMEWORK, devices)
     said = [
         f"{key} is on: {FRAMEWORK} has it so where nothing is said"
         for knob, key in SWITCHED_ON.items()
-        if key in knobs.names.get(knob, "")
+        if knobs.names.get(knob) == f"{key} (default)"
     ]
     dropped = ("bf16: neither", "optimizer states", "gradient reduction")
     kept = [each for each in job.assumptions if not each.startswith(dropped)]
-    recipe = re.search(r"--recipe[= ]\s*(\S+)", text)
-    named = _recipe_model(recipe.group(1)) if recipe else None
-    base = [f"what recipe {recipe.group(1)} sets beyond these overrides is not known here"] if recipe else []
+    named = _recipe_model(recipe) if recipe else None
+    base = [f"what recipe {recipe} sets beyond these is not known here"] if recipe else []
     if named is not None and job.model is None:
         base.append(f"model {named}: by the name of the recipe")
     changes = dict(job.stack_changes)
@@ -105,6 +149,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
             "precision": precision or "bf16",
             "stack_changes": changes,
             "model_name": named,
+            "recipe": recipe,
         }
     )
 
@@ -112,7 +157,8 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
 def _recipe_model(recipe: str) -> str | None:
     """The catalog's model that a recipe such as kimi_k2_pretrain_config is for."""
     name = re.split(r"_(?:pretrain|sft|finetune|peft|lora)", recipe)[0].replace("_", "-")
-    return name if name in catalog_names("models") else None
+    plain = {re.sub(r"[-._]", "", known): known for known in catalog_names("models")}  # llama31_70b is llama-3.1-70b
+    return name if name in plain.values() else plain.get(re.sub(r"[-._]", "", name))
 
 
 def _with(text: str, variables: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -129,24 +175,30 @@ def _flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
             yield at, "null" if value is None else str(value)
 
 
-def _knobs(pairs: list[tuple[str, str]], where: str) -> tuple[Knobs, str | None]:
+def _knobs(pairs: list[tuple[str, str]], where: str, switched: bool) -> tuple[Knobs, str | None]:
     table = {name.replace("-", "_"): knob for name, (knob, _) in knobs_of("megatron-lm").items()}
+    own, switches = knobs_of(FRAMEWORK), switches_of(FRAMEWORK)
     knobs, precision = Knobs(where), None
     for key, raw in pairs:
         value = raw.strip().strip("'\"")
-        knob = OWN.get(key) or table.get(key.rpartition(".")[2])
-        if key.startswith("mixed_precision") and "=" not in value and knob is None:
+        named, words = own.get(key, (None, {}))
+        knob = OWN.get(key) or named or table.get(key.rpartition(".")[2])
+        if key.startswith("mixed_precision") and (key == "mixed_precision" or knob is None) and "=" not in value:
             precision = next((name for name in ("fp8", "fp4", "fp16", "bf16") if name in value.lower()), precision)
+        elif (key, value.lower()) in switches:
+            knobs.add(switches[key, value.lower()], key, ())
         elif knob is None:
-            knobs.unknown.append(f"{key}={raw}")
+            knobs.unknown.append(f"{key}={shown(raw)}")
         elif value.lower() in ("null", "none", "~", "false"):
             knobs.values.pop(knob, None)
             knobs.names[knob] = f"{key}=false"
         else:
-            knobs.add(knob, key, () if value.lower() == "true" else _values(knob, value))
+            knobs.add(knob, key, () if value.lower() == "true" else _values(knob, words.get(value, value)))
     for knob, key in SWITCHED_ON.items():
-        if knob not in knobs.values and knob not in knobs.names:
+        if switched and knob not in knobs.values and knob not in knobs.names:
             knobs.values[knob], knobs.names[knob] = (), f"{key} (default)"
+    if knobs.has("kv_heads"):  # the field alone says that heads share keys and values
+        knobs.values["grouped_query"] = ()
     return knobs, precision
 
 

@@ -34,7 +34,9 @@ class Described:
 
 def describe(knobs: Knobs, vocab_size: int | None = None) -> Described:
     """The model of a command line; no-op layers are left out of its count. InputError for sizes that no model has."""
-    given = {name: knobs.whole(name, 0 if name in ("shared_width", "mtp") else 1) for name in WHOLE}
+    given = {name: knobs.whole(name, 0 if name in ("shared_width", "shared_experts", "mtp") else 1) for name in WHOLE}
+    if given["shared_experts"] and given["shared_width"] is None:  # MindSpeed-LLM: each as wide as a routed one
+        given["shared_width"] = given["shared_experts"] * (given["expert_width"] or _ffn(knobs, given))
     vocab = given["padded_vocab"] or given["vocab"] or vocab_size
     said = list(_assumed(knobs, given))
     sizes = _sizes(knobs, given)
@@ -52,7 +54,7 @@ def describe(knobs: Knobs, vocab_size: int | None = None) -> Described:
 
 WHOLE = (
     *("layers", "hidden_size", "heads", "head_dim", "ffn_width", "max_positions", "padded_vocab", "vocab", "kv_heads", "mtp"),
-    *("experts", "top_k", "expert_width", "shared_width", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim"),
+    *("experts", "top_k", "expert_width", "shared_width", "shared_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim"),
     *("qk_rope_head_dim", "v_head_dim", "routing_groups", "routing_groups_topk", "latent_size"),
     *("indexer_heads", "indexer_head_dim", "indexer_topk", "seq_len"),
 )

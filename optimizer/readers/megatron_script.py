@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ...search_spaces.errors import InputError
-from .dialects import knobs_of
+from .dialects import PROCESSES, knobs_of
 from .job import MOST, Job
 from .megatron import job_of
 from .options import by_knob
@@ -22,6 +22,7 @@ MORE = {
     "hybrid-layer-pattern": "hybrid",
     "hybrid-override-pattern": "hybrid",
     "world-size": "devices",
+    "n-shared-experts": "shared_experts",
 }
 """Options of layouts and models that no exporter writes."""
 
@@ -68,7 +69,21 @@ PLAIN_PREFIXES = (
         "bias-",
         "te-",
     ),
-    *("norm-topk-prob", "topk-group", "moe-router-topk-scaling", "cuda-graph", "position", "make-vocab", "prompt", "stage", "is-"),
+    *(
+        "norm-topk-prob",
+        "topk-group",
+        "moe-router-topk-scaling",
+        "cuda-graph",
+        "position",
+        "seq-aux",
+        "mtp-loss",
+        "mtp-mem",
+        "mla-fa",
+        "make-vocab",
+        "prompt",
+        "stage",
+        "is-",
+    ),
 )
 PLAIN = re.compile("|".join(map(re.escape, PLAIN_PREFIXES)))
 """Beginnings of options that neither layout nor cost hangs on."""
@@ -107,7 +122,7 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
         for name, values in script.conflicts.items()
         if len(values) <= 8 and all(len(value) <= 40 for value in values)
     )
-    return Job(**{**vars(job), "assumptions": (*told, *job.assumptions)})
+    return Job(**{**vars(job), "assumptions": (*script.decisions, *told, *job.assumptions)})
 
 
 def is_mindspeed(text: str) -> bool:
@@ -144,13 +159,16 @@ def command_line(script: Script, framework: str) -> list[Option]:
     best = max(lines, key=score, default=[])
     if score(best):
         return best
-    held = options([word for words in script.variables.values() for text in words for word in text.split()])
-    return held if score(held) else []
+    held = [options([word for text in words for word in text.split()]) for words in script.variables.values()]
+    return [option for found in held if score(found) for option in found]  # helpers' own options are none of the job's
 
 
 def world(script: Script, found: Sequence[Option], where: str) -> int | None:
     """Processes of the job: what the launcher is told, else #SBATCH lines, else variables by their usual names."""
     batch = options(script.batch)
+    told = script.number(PROCESSES)
+    if told is not None:
+        return told
     for lines in (found, *(options(words) for words in script.commands), batch):
         per_node, nodes = (_number(lines, names) for names in (PER_NODE, NODES))
         if per_node is not None and nodes is not None:

@@ -18,6 +18,7 @@ SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "zero_bubble_v": "zb-v", "seqpipe
 MODEL = "model.model_config"
 PLAIN = (
     *("seed", "output_dir", "load_checkpoint", "trainer", "train_dataset", "callbacks", "processor", "context", "use_parallel"),
+    *("load_ckpt", "runner_config.epochs", "runner_config.sink_", "micro_batch_interleave_num"),
     *("run_mode", "lr_schedule", "optimizer.", "runner_wrapper", "metric", "profile", "auto_t", "remote", "src_", "resume", "eval"),
     *(
         "train_precision",
@@ -35,7 +36,7 @@ PLAIN = (
 
 def read(text: str, where: str, devices: int | None = None) -> Job:
     """The job of a mindformers YAML. InputError where it has no parallel_config."""
-    data = parse_document(text, where)
+    data = parse_document(text, where, aliases=True)
     if not isinstance(data.get("parallel_config"), dict):
         raise InputError(f"{where}: parallel_config is missing; give a training YAML of {FRAMEWORK}")
     doc = Document(data, where)
@@ -86,7 +87,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         "parallel_config.gradient",
         "model.arch",
     )
-    recompute, told = _recompute(data.get("recompute_config"))
+    recompute, told = _recompute(data.get("recompute_config"), split, sizes.get("layers"), degrees["pp"] * vpp)
     return Job(
         format=FRAMEWORK,
         framework=FRAMEWORK,
@@ -165,14 +166,22 @@ def _offsets(given: Any, layers: int | None, pp: int, vpp: int, where: str, find
     return SplitWish(counts=counts)
 
 
-def _recompute(given: Any) -> tuple[str, list[str]]:
+def _recompute(given: Any, split: SplitWish, layers: int | None, chunks: int) -> tuple[str, list[str]]:
+    """Whole layers: all, or the first so many of every chunk, where one depth gives the numbers that are listed."""
     if not isinstance(given, Mapping):
         return "none", []
     full, selective = given.get("recompute"), given.get("select_recompute")
     if full is True:
         return "full", []
     if full:
-        return "full", ["recompute_config.recompute as a list is priced as full recompute of every layer"]
+        depths = [each for row in full for each in (row if isinstance(row, list) else [row])] if isinstance(full, list) else []
+        if not depths or not all(type(each) is int and each >= 0 for each in depths):
+            return "full", [f"recompute_config.recompute = {str(full)[:40]} is priced as full recompute of every layer"]
+        held = split.counts or ((layers // chunks,) * chunks if layers else ())
+        deepest = max(depths)
+        if [min(deepest, count) for count in held] == depths or (not held and set(depths) == {deepest}):
+            return (f"full:block:{deepest}" if deepest else "none"), []
+        return f"full:block:{deepest}", [f"recompute of {full} layers is priced as that of the first {deepest} of every chunk"]
     return "none", ["select_recompute is priced as no recompute"] if selective else []
 
 

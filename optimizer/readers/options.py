@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -52,6 +53,14 @@ class Knobs:
         """The whole number of a knob. InputError, naming option and value, for what is none."""
         text = self.text(knob)
         return None if text is None else whole(text, f"{self.where}: {self.names[knob]}", least)
+
+
+SHAPING = re.compile(r"expert|layer|hidden|head|rank|dim|vocab|moe|mla|mtp|ffn|attention|shared|window|norm|bias", re.IGNORECASE)
+
+
+def may_shape_the_model(option: str) -> bool:
+    """Whether an option that is not known may change what is computed, by the words in its name."""
+    return bool(SHAPING.search(re.split(r"[ =]", option, maxsplit=1)[0]))
 
 
 def whole(text: object, what: str, least: int = 1) -> int:

@@ -9,7 +9,8 @@ from ...search_spaces.documents import parse_document, to_record
 from ...search_spaces.errors import InputError
 from ...search_spaces.flags import COLUMN_VALUES, INTEGER_COLUMNS
 from ...search_spaces.layout import Layout, Problem
-from ..layout_words import parse_layout
+from ..exporters.splits import parse_megatron_layout
+from ..layout_words import STAGES, parse_layout
 from .job import Job, SplitWish
 
 FORMAT = "paraplan"
@@ -22,7 +23,9 @@ def is_layout(text: str) -> bool:
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     pairs = [part.strip() for line in lines for part in line.split(",") if part.strip()]
     named = [re.match(r"([A-Za-z_-]+)\s*=\s*\S+$", pair) for pair in pairs]
-    return bool(pairs) and all(match is not None and match.group(1).lower().replace("-", "_") in COLUMN_VALUES for match in named)
+    return bool(pairs) and all(
+        match is not None and match.group(1).lower().replace("-", "_") in (*COLUMN_VALUES, STAGES) for match in named
+    )
 
 
 def read(text: str, where: str, devices: int | None = None) -> Job:
@@ -35,13 +38,26 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         raise InputError(f"{where}: {error}") from error
     if not given:
         raise InputError(f"{where}: is empty; write a layout such as tp=8,pp=4")
+    split = _split(given, where)
     degrees = {name: int(value) for name, value in given.items() if name in INTEGER_COLUMNS and name not in FOLLOWS}
     choices = {name: value for name, value in given.items() if name not in INTEGER_COLUMNS}
     plain = dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "vpp"), 1)
     said = tuple(f"{name} 1: not given" for name in ("tp", "pp") if name not in degrees)
-    return Job(
-        format=FORMAT, degrees={**plain, **degrees}, choices=choices, devices=devices, split=SplitWish(free=True), assumptions=said
-    )
+    return Job(format=FORMAT, degrees={**plain, **degrees}, choices=choices, devices=devices, split=split, assumptions=said)
+
+
+def _split(given: dict[str, str], where: str) -> SplitWish:
+    """What `stages` says, which is taken out of the given values and sets vpp among them."""
+    text, pp = given.pop(STAGES, None), int(given.get("pp", 1))
+    if text is None:
+        return SplitWish(free=True)
+    counts = tuple(int(part) for part in text.split("+")) if re.fullmatch(r"\d+(\+\d+)*", text) else ()
+    stages = () if counts else parse_megatron_layout(text, pp)
+    chunks = len(counts) if counts else pp * len(stages[0].chunks)
+    if chunks % pp or given.get("vpp", str(chunks // pp)) != str(chunks // pp):
+        raise InputError(f"{where}: layout: stages has {chunks} chunks, pp·vpp is {pp}·{given.get('vpp', '…')}.")
+    given["vpp"] = str(chunks // pp)
+    return SplitWish(counts=counts, layout=stages)
 
 
 def _planned(data: dict[str, Any], where: str, devices: int | None) -> Job:

@@ -1,14 +1,18 @@
 """A launch script read as text: its variables, arrays and command lines. Nothing is executed, and no file but it is looked at.
 
-Variables are put in where they stand; a command substitution has no value here. Branches are not followed: every assignment
-counts, the last one of a name wins, and names that are assigned different values are told.
+Variables are put in where they stand; a command substitution has no value here. Of an `if`, and after a test with && or ||, what
+the script's own values let through is read, a variable without one being empty as it is in the shell; a test that cannot be told
+counts as not met, and what was decided is told. The last assignment of a name wins, and names that are assigned different values
+are told.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from ...search_spaces.errors import InputError
 from .arithmetic import arithmetic
@@ -20,6 +24,10 @@ MOST_CHARACTERS = 20_000_000
 SEPARATORS = frozenset("\n;&|")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+INNER_OPTION = re.compile(r"(?:^|\s)--[a-zA-Z]")
+"""Of a word in quotes, which is a command line by itself if it has several."""
+MOST_SHELLS = 8
+"""Shells that start each other."""
 KEYWORDS = frozenset(
     {"export", "readonly", "local", "declare", "typeset", "then", "else", "do", "if", "elif", "while", "{", "exec", "env"}
 )
@@ -29,13 +37,14 @@ KEYWORDS = frozenset(
 class Script:
     """What a script holds: variables by name, each a list of words; command lines as words; `#SBATCH` lines as words.
 
-    `conflicts` are variables that are assigned several values.
+    `conflicts` are variables that are assigned several values, `decisions` say which conditionals were read or left out.
     """
 
     variables: dict[str, list[str]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
     batch: list[str] = field(default_factory=list)
     conflicts: dict[str, list[str]] = field(default_factory=dict)
+    decisions: list[str] = field(default_factory=list)
     where: str = "script"
     size: int = 0
 
@@ -57,6 +66,7 @@ class Part:
     quoted: bool = False
     default: str | None = None
     array: bool = False
+    assigns: bool = False  # the default stays with the variable
 
 
 Word = list[Part]
@@ -72,8 +82,7 @@ def read_script(text: str, given: Mapping[str, str] | None = None, where: str = 
     given = dict(given or {})
     script = Script({name: [value] for name, value in given.items()}, where=where)
     script.batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    for line in _lines(text):
-        _take(script, line, given)
+    _follow(script, text, given)
     return script
 
 
@@ -87,9 +96,71 @@ def shown(word: str) -> str:
     return re.sub(f"{UNSET}([^{UNSET}]*){UNSET}", lambda match: f"${match.group(1)}", word)
 
 
-def _take(script: Script, line: list[Word], given: Mapping[str, str]) -> None:
-    """One logical line: assignments at its front, then a command."""
-    rest = list(line)
+def _follow(script: Script, text: str, given: Mapping[str, str], depth: int = 0) -> None:
+    """The lines of a text, of conditionals the branch that is met."""
+    nested: list[Conditional] = []
+    for line in _lines(text):
+        rest = list(line)
+        while rest and (head := _keyword(rest[0])) in ("if", "then", "elif", "else", "fi", "do", "{"):
+            rest = rest[1:]
+            if head == "if":
+                nested.append(Conditional(outer=not nested or nested[-1].reading))
+            elif head == "then" and nested:
+                nested[-1].decide(script, lambda words: _take(script, words, given, depth))
+            elif head == "elif" and nested:
+                nested[-1].testing = []
+            elif head == "else" and nested:
+                nested[-1].otherwise()
+            elif head == "fi" and nested:
+                script.decisions += nested.pop().told()
+        if not rest:
+            continue
+        if nested and nested[-1].testing is not None:
+            nested[-1].testing.append(rest)
+            continue
+        for each in nested:
+            each.matters = each.matters or _shapes(rest)
+        if not nested or nested[-1].reading:
+            _take_guarded(script, rest, given, depth)
+    script.decisions += [said for each in nested for said in each.told()]
+
+
+def _keyword(word: Word) -> str:
+    return word[0].text if len(word) == 1 and word[0].kind == "text" and not word[0].quoted else ""
+
+
+def _shapes(line: Sequence[Word]) -> bool:
+    """Whether a line assigns something, or gives an option."""
+    return any(_assigned(word) is not None or word[0].text.startswith("--") for word in line if word)
+
+
+def _take_guarded(script: Script, line: Sequence[Word], given: Mapping[str, str], depth: int) -> None:
+    """The commands of a line that && and || join: what follows a test only if the test lets it through."""
+    parts, operators = _joined(line)
+    if not is_test(parts[0]) or not operators:
+        for part in parts:
+            _take(script, part, given, depth)
+        return
+    last = max(place for place, part in enumerate(parts) if is_test(part) or _keyword(part[-1]) in ("]", "]]"))
+    guard = Conditional(outer=True, testing=[list(line[: _end_of(parts, last)])])
+    guard.decide(script)
+    if last == len(parts) - 1:
+        return
+    guard.matters = any(map(_shapes, parts[last + 1 :]))
+    script.decisions += guard.told()
+    if guard.reading == (operators[last] == "&&"):
+        for part in parts[last + 1 :]:
+            _take(script, part, given, depth)
+
+
+def _end_of(parts: Sequence[Sequence[Word]], last: int) -> int:
+    """Words of a line up to the end of one of its parts, with the operators between."""
+    return sum(map(len, parts[: last + 1])) + last
+
+
+def _take(script: Script, line: Sequence[Word], given: Mapping[str, str], depth: int = 0) -> None:
+    """One command: assignments at its front, then its words, or the lines of another shell that it starts."""
+    rest = [word for word in line if word[0].kind != "operator"]
     while rest:
         head = rest[0]
         name = _assigned(head)
@@ -110,8 +181,19 @@ def _take(script: Script, line: list[Word], given: Mapping[str, str]) -> None:
         _assign(script, name, words, plus, given)
         rest = rest[consumed:]
     words = [text for word in rest if word not in (ARRAY_BEGIN, ARRAY_END) for text in _expanded(script, word)]
-    if words:
-        script.commands.append(words)
+    inner = _inner(words) if depth < MOST_SHELLS else ""
+    outer = [word for word in words if word != inner] if words[:1] != ["eval"] else []
+    if outer:
+        script.commands.append(outer)
+    if inner:
+        _follow(script, inner, given, depth + 1)
+
+
+def _inner(words: Sequence[str]) -> str:
+    """The command line that a command holds as text: of eval, of `bash -c`, or a quoted one that ssh, srun or the like pass on."""
+    if words[:1] == ["eval"]:
+        return " ".join(words[1:])
+    return next((word for word in words if len(INNER_OPTION.findall(word)) > 1), "")
 
 
 def _assign(script: Script, name: str, words: list[str], plus: bool, given: Mapping[str, str]) -> None:
@@ -172,6 +254,9 @@ def _values(script: Script, part: Part) -> list[str]:
         values = script.variables[part.text]
         if values != [""] or part.default is None:
             return values
+    if part.default is not None and part.assigns:
+        script.variables[part.text] = [" ".join(text for word in _words(part.default) for text in _expanded(script, word))]
+        return script.variables[part.text]
     if part.default is not None:
         return [text for word in _words(part.default) for text in _expanded(script, word)] or [""]
     return [_unset(part.text)]
@@ -181,6 +266,158 @@ def _unset(name: str) -> str:
     """What stands for a value that the file does not hold; without blanks, at which a word would be cut."""
     plain = "".join(name.replace(UNSET, "").split())
     return f"{UNSET}{plain}{UNSET}"
+
+
+# --- conditionals ------------------------------------------------------------------------------------------------------------
+
+OPENERS = ("[", "[[", "test")
+COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
+ARITHMETIC = {"==": "-eq", "!=": "-ne", ">": "-gt", ">=": "-ge", "<": "-lt", "<=": "-le"}
+
+
+@dataclass
+class Conditional:
+    """An `if … fi`, or a command behind a test: whether the branch at hand is read, and what decided it.
+
+    `outer`: what stands around it is read; `testing`: the lines of the test at hand, until `then`; `matters`: some branch assigns
+    a variable or gives an option.
+    """
+
+    outer: bool
+    testing: list[list[Word]] | None = field(default_factory=list)
+    reading: bool = False
+    done: bool = False
+    matters: bool = False
+    said: list[str] = field(default_factory=list)
+
+    def decide(self, script: Script, run: Callable[[Sequence[Word]], None] = lambda words: None) -> None:
+        """Whether the test at hand is met; a command in its place is read like any other."""
+        lines, self.testing, self.reading = self.testing or [], None, False
+        if not self.outer or self.done:
+            return
+        for line in lines:
+            if not is_test(line):
+                run(line)
+        met = _holds(script, lines)
+        self.reading = self.done = met is True
+        self.said.append(_decision(script, lines, met))
+
+    def otherwise(self) -> None:
+        self.reading, self.done = self.outer and not self.done, True
+
+    def told(self) -> list[str]:
+        return self.said if self.matters else []
+
+
+def is_test(line: Sequence[Word]) -> bool:
+    words = [_keyword(word) for word in line]
+    return bool(words) and words[1 if words[0] == "!" and len(words) > 1 else 0] in OPENERS
+
+
+def _decision(script: Script, lines: Sequence[Sequence[Word]], met: bool | None) -> str:
+    written = " ".join(_written(word) for line in lines for word in line)
+    names = dict.fromkeys(p.text for line in lines for word in line for p in word if p.kind == "variable" and p.text.isidentifier())
+    unset = [name for name in names if name not in script.variables]
+    shown_as = written if len(written) <= 80 else f"{written[:79]}…"
+    why = "cannot be told from the file" if met is None else "met" if met else "not met"
+    if unset and met is not None:
+        why += f" as {' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set"
+    switch = f"; --set {next(iter(names))}=… can change that" if names else ""
+    return f"if {shown_as}: {why}, so what it guards is {'read' if met else 'left out'}{switch}"
+
+
+def _written(word: Word) -> str:
+    """A word about as the script has it."""
+    if word[0].kind == "command":
+        return "$(…)"
+    if word[0].kind == "array":
+        return word[0].text
+    default = [f":-{part.default}" if part.default is not None else "" for part in word]
+    return "".join(
+        part.text if part.kind in ("text", "operator") else f"${{{part.text}{more}}}" if more else f"${part.text}"
+        for part, more in zip(word, default, strict=True)
+    )
+
+
+def _holds(script: Script, lines: Sequence[Sequence[Word]]) -> bool | None:
+    """Whether a test is met; None where that cannot be told."""
+    if len(lines) != 1:
+        return None
+    double = any(_keyword(word) == "[[" for word in lines[0])
+    parts, operators = _joined(lines[0])
+    alternatives: list[list[bool | None]] = [[]]
+    for place, part in enumerate(parts):
+        if place and operators[place - 1] == "||":
+            alternatives.append([])
+        alternatives[-1].append(_met(script, part, double))
+    return _any([_all(each) for each in alternatives])
+
+
+def _joined(line: Sequence[Word]) -> tuple[list[list[Word]], list[str]]:
+    """The parts of a line between && and ||, and these."""
+    parts: list[list[Word]] = [[]]
+    operators = []
+    for word in line:
+        if word[0].kind == "operator":
+            operators.append(word[0].text)
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts, operators
+
+
+def _all(values: Sequence[bool | None]) -> bool | None:
+    return False if False in values else None if None in values else True
+
+
+def _any(values: Sequence[bool | None]) -> bool | None:
+    return True if True in values else None if None in values else False
+
+
+def _met(script: Script, part: Sequence[Word], double: bool) -> bool | None:
+    """One comparison, with what is left of the brackets around it."""
+    words = [" ".join(_expanded(script, word, whole=True)) for word in part]
+    negated = False
+    while words and words[0] in ("!", *OPENERS):
+        negated ^= words[0] == "!"
+        words = words[1:]
+    while words and words[-1] in ("]", "]]"):
+        words = words[:-1]
+    if any(not name.isidentifier() and not name.isdigit() for word in words for name in unresolved(word)):
+        return None
+    words = [re.sub(f"{UNSET}[^{UNSET}]*{UNSET}", "", word) for word in words]
+    for joint, verdict in (("-o", _any), ("-a", _all)):
+        if joint in words and not double:
+            at = words.index(joint)
+            sides = [_compared(side, double, script) for side in (words[:at], words[at + 1 :])]
+            met = verdict(sides)
+            return None if met is None else met != negated
+    met = _compared(words, double, script)
+    return None if met is None else met != negated
+
+
+def _compared(words: Sequence[str], double: bool, script: Script) -> bool | None:
+    if len(words) == 1:
+        return {"true": True, "false": False}.get(words[0], bool(words[0]))
+    if len(words) == 2 and words[0] in ("-n", "-z"):
+        return bool(words[1]) == (words[0] == "-n")
+    if len(words) != 3:
+        return None
+    left, sign, right = words
+    if sign in COMPARED:
+        numbers = [arithmetic(side, lambda name: " ".join(script.variables.get(name, [])) or None) for side in (left, right)]
+        return None if None in numbers else COMPARED[sign](numbers[0] or 0, numbers[1] or 0)
+    if sign in ("=", "==", "!="):
+        same = fnmatchcase(left, right) if double else left == right
+        return same == (sign != "!=")
+    return None
 
 
 # --- from characters to words ------------------------------------------------------------------------------------------------
@@ -205,7 +442,7 @@ def _lines(text: str) -> Iterator[list[Word]]:
 
 
 def _words(text: str) -> list[Word]:
-    return [word for line in _lines(text) for word in line] if text else []
+    return [word for line in _lines(text) for word in line if word[0].kind != "operator"] if text else []
 
 
 def _without_heredocs(text: str) -> str:
@@ -250,6 +487,10 @@ class _Reader:
         elif char == "#" and not self.started:
             end = self.text.find("\n", self.at)
             self.at = len(self.text) if end < 0 else end
+        elif self.text.startswith(("&&", "||"), self.at) and not self.depth:
+            yield from self._flush()
+            yield [Part("operator", char * 2)]
+            self.at += 2
         elif char in SEPARATORS:
             yield from self._flush()
             self.at += 1
@@ -344,7 +585,7 @@ class _Reader:
         else:
             match = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])").match(text, at)
             if match:
-                self._add(Part("variable", match.group(1), quoted, array=match.group(1) in "@*"))
+                self._add(Part("variable", match.group(1), quoted, array=match.group(1) == "@"))
                 self.at = match.end()
             else:
                 self._add(Part("text", "$", quoted))
@@ -353,10 +594,11 @@ class _Reader:
 
 def _braced(inside: str, quoted: bool) -> Part:
     """`NAME`, `NAME:-default`, `NAME[@]`, `NAME[*]`; whatever else has no value here."""
-    match = re.fullmatch(r"([A-Za-z_]\w*|[0-9@*])(\[[@*]\])?(?::?[-=](.*))?", inside, re.DOTALL)
+    match = re.fullmatch(r"([A-Za-z_]\w*|[0-9@*])(\[[@*]\])?(?::?([-=])(.*))?", inside, re.DOTALL)
     if not match:
         return Part("variable", f"{{{inside}}}", quoted)
-    return Part("variable", match.group(1), quoted, match.group(3), bool(match.group(2)) or match.group(1) in "@*")
+    array = match.group(2) == "[@]" or match.group(1) == "@"
+    return Part("variable", match.group(1), quoted, match.group(4), array, match.group(3) == "=")
 
 
 def _closing(text: str, at: int, pair: str = "()") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from ...search_spaces.errors import Infeasible, InputError
@@ -117,11 +118,11 @@ def _stages(speaks: Words, layout: Layout) -> str:
         return "stages as the framework cuts them"
     counts = layer_counts(layout.stages, layout.schedule)
     if len(set(counts)) == 1:
-        return f"stages as the framework cuts them, {counts[0]} layers a chunk"
+        return f"no {speaks.flag('layout')[0]}"
     if speaks.framework == "mindspeed-llm" and layout.vpp == 1 and min(counts) > 0:
         return " ".join(speaks.flag("layer_list", ",".join(map(str, counts))))
     try:
-        return " ".join(speaks.flag("layout", megatron_layout(layout.stages)))
+        return " ".join((speaks.flag("layout")[0], shlex.quote(megatron_layout(layout.stages))))
     except (Infeasible, InputError):
         return f"stages of {'+'.join(map(str, counts))} layers"
 
@@ -173,7 +174,7 @@ def _bridge(layout: Layout, column: str) -> str:
     if column == "offload":
         return f"{key('optimizer_offload')}={str(layout.offload != 'none').lower()}"
     if column == "stages" and layout.stages and len(set(layer_counts(layout.stages))) > 1:
-        return f"{key('layout')}={megatron_layout(layout.stages)}"
+        return f"{key('layout')}={shlex.quote(megatron_layout(layout.stages))}"
     if column == "recompute":
         return _bridge_recompute(Recompute.parse(layout.recompute))
     return _paraplan(layout, column)
@@ -222,6 +223,7 @@ KEYS: dict[str, Mapping[str, str]] = {
     "deepspeed": {
         "tp": '"tensor_parallel": {{"autotp_size": {}}}',
         "cp": '"sequence_parallel_size": {}',
+        "pp": '"pipeline": {{"stages": {}}}',
         "ep": '"expert_parallel": {{"enabled": true, "autoep_size": {}}}',
         "micro_batch": '"train_micro_batch_size_per_gpu": {}',
         "optimizer_sharding": '"zero_optimization": {{"stage": {}}}',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...search_spaces.layout import Split
 from .job import Finding, SplitWish
@@ -14,8 +15,15 @@ LOPSIDED = 1.5
 EVERY_LAYER = "every layer is placed once"
 
 
-def cut(wish: SplitWish, layers: int, mtp: int, pp: int, vpp: int) -> Split | Finding | None:
-    """The split of a wish; None where the planner may cut or rule C060 says why the even split fails."""
+def cut(wish: SplitWish, layers: int, mtp: int, pp: int, vpp: int, folded: bool = False) -> Split | Finding | None:
+    """The split of a wish, `folded` for a schedule that goes down the stages and back up; None where the planner may cut or rule
+    C060 says why the even split fails.
+    """
+    found = _cut(wish, layers, mtp, pp, vpp)
+    return replace(found, folded=True) if folded and isinstance(found, Split) else found
+
+
+def _cut(wish: SplitWish, layers: int, mtp: int, pp: int, vpp: int) -> Split | Finding | None:
     if wish.free:
         return None
     if wish.layout:

@@ -1,4 +1,4 @@
-"""torchtitan: dotted command-line options (0.3) or the TOML of earlier versions."""
+"""torchtitan: dotted command-line options (0.3), a configuration function in Python, or the TOML of earlier versions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_model
+from ...search_spaces.model import ModelSpec
+from ...search_spaces.vocabulary import V_SHAPED
+from .dialects import knobs_of
 from .job import Finding, Job, SplitWish
 from .megatron_script import world
-from .shell import options, read_script, shown, unresolved
+from .python_source import Made, Source, flat, is_python, objects, richest
+from .shell import UNSET, options, read_script, shown, unresolved
 from .structured import Document
 
 FRAMEWORK = "torchtitan"
@@ -29,14 +33,24 @@ MODELS = {
     ("qwen3", "8b"): "qwen3-8b",
     ("qwen3", "32b"): "qwen3-32b",
     ("qwen3", "30b-a3b"): "qwen3-30b-a3b",
+    ("qwen3", "235b-a22b"): "qwen3-235b-a22b",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
 }
 """torchtitan's model and flavour → the catalog's name."""
 PLAIN = (
+    "training.disable_cuda_graphs",
     *("job.", "profiling.", "metrics.", "optimizer.", "lr_scheduler.", "checkpoint.", "comm.", "memory_estimation.", "validation."),
     *("debug.", "fault_tolerance.", "training.dataset", "training.steps", "training.max_norm", "experimental.", "dump_folder"),
     *("model.tokenizer", "model.hf_assets", "hf_assets_path", "tokenizer", "compile.", "training.deterministic", "training.seed"),
     *("dataloader.", "training.gc_freq", "module", "config", "nproc", "nnodes", "rdzv", "local-ranks", "role", "tee", "profiler."),
 )
+SECTIONS = ("parallelism", "training")
+FIELDS = frozenset(name for name in knobs_of(FRAMEWORK) if name.startswith(SECTIONS))
+STARTED, MTP = "program.config", "program.num_mtp_layers"
+"""Where `_from_program` puts the function that a program starts from, and the MTP layers of its model."""
+APART = ("model_spec", "loss", "activation_checkpoint")
+"""What a program makes of classes, and is read by itself."""
 DIMENSIONS = "torchtitan torchtitan/distributed/parallel_dims.py"
 PIPELINE = "torchtitan torchtitan/distributed/pipeline_parallel.py"
 
@@ -45,12 +59,14 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
     """The job of a command line or a TOML file. InputError where it has no parallelism or training section."""
     data, checkpointing, launched = _data(text, where, variables)
     doc = Document(data, where)
+    started = doc.text(STARTED)
     devices = devices or launched
     named = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
     degrees = {column: doc.whole(f"parallelism.{name}_parallel_degree") or 1 for column, name in named.items()}
     degrees["etp"] = doc.whole("parallelism.expert_tensor_parallel_degree") or 1
     findings: list[Finding] = []
-    said: list[str] = []
+    said = list(read_script(text, variables, where).decisions) if not is_python(text) and not is_toml(text) else []
+    said += [f"what {started} sets beyond these is not known here"] if started else []
     replicate, shard = _replicas(doc, degrees, devices, findings, said)
     if shard is not None:
         degrees["dp"] = replicate * shard
@@ -59,7 +75,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
             devices, said = grid, [*said, f"{grid} devices: the product of its degrees"]
     model = _model(doc)
     schedule, several = _schedule(doc, where, degrees["pp"])
-    degrees["vpp"], split = _stages(doc, degrees["pp"], several, model, findings)
+    degrees["vpp"], split = _stages(doc, degrees["pp"], schedule, several, model, findings)
     local = doc.whole("training.local_batch_size", "training.batch_size") or 8
     micro = (doc.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if degrees["pp"] > 1 else local
     degrees["micro_batch"] = micro
@@ -73,7 +89,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         global_batch = local * degrees["dp"]
         said.append(f"global batch {global_batch}: local_batch_size · data-parallel ranks, as none is given")
     rest = _memory(doc, degrees, replicate, shard, checkpointing, said)
-    precision = "fp8" if "float8" in str(doc.get("model.converters") or "") else "bf16"
+    precision = "fp8" if "float8" in str(doc.get("model.converters") or "").lower() else "bf16"
     sp = (
         not (doc.flag("parallelism.disable_sequence_parallel") or False)
         and doc.flag("parallelism.enable_sequence_parallel") is not False
@@ -94,7 +110,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         global_batch=global_batch,
         seq_len=seq_len,
         precision=precision,
-        model=load_model(model).model_copy(update={"mtp": None, "name": model}) if model is not None else None,
+        model=_without_mtp(model, doc.whole(MTP, least=0) or 0) if model is not None else None,
         split=split,
         findings=tuple(findings),
         assumptions=tuple(said),
@@ -108,8 +124,54 @@ def is_toml(text: str) -> bool:
     return bool(re.search(r"^\[(parallelism|training|experimental)\]", text, re.MULTILINE))
 
 
+def program(text: str, where: str) -> Made | None:
+    """The configuration of a Python program: of all that it makes, what has most of torchtitan's fields."""
+    return richest(objects(text, where), FIELDS)
+
+
+def _from_program(made: Made) -> tuple[dict[str, Any], str | None, int | None]:
+    """As `_data`: fields as they are, the model and what it is started from by name, chunks as numbers of layers."""
+    values: dict[str, Any] = {STARTED: made.name, "config": made.name}
+    values["module"] = next((module for module, _ in MODELS if made.name.startswith(f"{module}_")), "")
+    for name, value in flat(made):
+        if isinstance(value, Made) and not value.fields and value.text and name.split(".")[0] in SECTIONS:
+            values[name] = f"{UNSET}{value.text}{UNSET}"
+        elif not isinstance(value, Made):
+            values[name] = f"{UNSET}{value}{UNSET}" if isinstance(value, Source) else value
+    spec = made.fields.get("model_spec")
+    if isinstance(spec, Made) and spec.arguments and isinstance(spec.arguments[0], str):
+        values |= {"config": spec.arguments[0], MTP: spec.fields.get("num_mtp_layers", 0)}
+        values["model.converters"] = str(spec.fields.get("converters", ""))
+    parts = made.fields.get("parallelism")
+    listed = parts.fields.get("module_fqns_per_model_part") if isinstance(parts, Made) else None
+    if isinstance(listed, list):
+        values["parallelism.module_fqns_per_model_part"] = [_layers_of(part) for part in listed]
+    saved = made.fields.get("activation_checkpoint")
+    mode = "none" if saved is None and "activation_checkpoint" in made.fields else _mode(saved)
+    return {name: value for name, value in values.items() if not name.startswith(APART)}, mode, None
+
+
+def _mode(saved: Any) -> str | None:
+    """Activation checkpointing by the class that configures it."""
+    return "full" if isinstance(saved, Made) and saved.name.startswith("FullAC") else "selective" if saved is not None else None
+
+
+def _layers_of(part: Any) -> int:
+    """Decoder layers of a list of modules: those that are named, and ranges that the program's own function names."""
+    count = 0
+    for each in part if isinstance(part, list) else ():
+        ranged = isinstance(each, Made) and len(each.arguments) == 2 and all(type(end) is int for end in each.arguments)
+        count += each.arguments[1] - each.arguments[0] if ranged else str(each).startswith("layers.")
+    return count
+
+
 def _data(text: str, where: str, variables: Mapping[str, str] | None) -> tuple[dict[str, Any], str | None, int | None]:
     """The sections, the activation checkpointing and the processes that the launcher starts."""
+    if is_python(text):
+        made = program(text, where)
+        if made is None:
+            raise InputError(f"{where}: sets no field of {FRAMEWORK}, such as parallelism.tensor_parallel_degree")
+        return _from_program(made)
     if is_toml(text):
         try:
             data = tomllib.loads(text)
@@ -163,8 +225,14 @@ def _model(doc: Document) -> str | None:
     module, config = doc.text("module", "model.name"), doc.text("config", "model.flavor")
     if module is None or config is None:
         return None
-    flavor = config.lower().removeprefix(f"{module}_")
+    flavor = config.lower().removeprefix(f"{module}_").replace("_", "-")
     return MODELS.get((module, flavor))
+
+
+def _without_mtp(name: str, layers: int) -> ModelSpec:
+    """The catalog's model; MTP layers are trained only where the configuration says so."""
+    model = load_model(name)
+    return model.model_copy(update={"mtp": model.mtp if layers else None, "name": name})
 
 
 def _schedule(doc: Document, where: str, pp: int) -> tuple[str, bool]:
@@ -179,7 +247,9 @@ def _schedule(doc: Document, where: str, pp: int) -> tuple[str, bool]:
     return (SINGLE | SEVERAL)[key], key in SEVERAL
 
 
-def _stages(doc: Document, pp: int, several: bool, model: str | None, findings: list[Finding]) -> tuple[int, SplitWish]:
+def _stages(
+    doc: Document, pp: int, schedule: str, several: bool, model: str | None, findings: list[Finding]
+) -> tuple[int, SplitWish]:
     """Stages per rank, two by default where the schedule wants several, and how much less the first and the last of them hold."""
     first, last = (doc.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", least=0) for end in ("first", "last"))
     less = (1 if first is None else first, 1 if last is None else last)
@@ -188,6 +258,12 @@ def _stages(doc: Document, pp: int, several: bool, model: str | None, findings: 
     if pp == 1:
         return 1, SplitWish()
     vpp = 2 if several else 1
+    if isinstance(parts, list) and all(type(part) is int for part in parts):
+        if len(parts) % pp:
+            sentence = f"{len(parts)} parts of the model on pp = {pp} ranks: every rank holds as many."
+            findings.append(Finding("C070", sentence, "every rank holds as many stages as the schedule runs", PIPELINE))
+            return vpp, SplitWish(free=True)
+        return len(parts) // pp, SplitWish(free=True) if schedule in V_SHAPED else SplitWish(counts=tuple(parts))
     if depth is not None and model is not None:
         stages = -(-(load_model(model).num_layers + sum(less)) // depth)
         if stages % pp or (stages > pp) != several:
@@ -210,7 +286,7 @@ def _memory(
 ) -> dict[str, str]:
     """Sharding, recompute and offload."""
     policy = doc.text("parallelism.fsdp_reshard_after_forward") or "default"
-    kept = policy == "never" or (policy == "default" and degrees["pp"] > 1)
+    kept = policy == "never"  # "default" does so in pipelines, which the stack says
     group = (shard or 1) * degrees["cp"]
     stage = "zero2" if kept else "zero3"
     sharding = stage if shard is None or group > 1 else "zero3"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ..checked import Checked, Fit
-from ..group_check import CheckedGroups, GroupsOf
-from ..legality import Broken
+from ..checking.checked import AND, Checked, Fit
+from ..checking.group_check import CheckedGroups, GroupsOf
+from ..checking.legality import Broken
+from ..checking.tolerance import Tolerance, span
 from ..result import PricedLayout
-from ..tolerance import Tolerance, span
 from . import wording
 from .drawing import BAD, DOUBT, GOOD, LABEL, STRONG, grid, print_sections, section, width_of
 from .waterfall import layout_lines, signed_seconds, style_of
@@ -41,7 +42,7 @@ def render_check(found: Checked, name: str, console: Console) -> None:
     told = _not_judged(found)
     if told:
         sections.append(section("Not judged", *_bullets(told)))
-    if found.unknown or found.unresolved:
+    if found.unknown or found.unresolved or found.may_change_model:
         sections.append(_not_understood(found))
     if found.assumptions:
         sections.append(section("Assumptions", *_bullets(found.assumptions)))
@@ -60,7 +61,8 @@ def render_groups(found: CheckedGroups, name: str, console: Console) -> None:
     sentences = [sentence for each in found.dimensions for sentence in each.broken]
     title = Text.assemble((f"Process groups of {name}", STRONG), f"  {found.devices:,} ranks ({found.devices_from})")
     wrong = [section("Wrong", *_bullets((*found.broken, *sentences)))] if not found.ok else []
-    print_sections(console, [title, section("Groups", table, note=verdict), *wrong], width)
+    checked = section("Checked", *_bullets(found.checked))
+    print_sections(console, [title, section("Groups", table, note=verdict), *wrong, checked], width)
 
 
 def _group_row(each: GroupsOf) -> Iterator[Text]:
@@ -181,7 +183,7 @@ def _good(found: Checked) -> RenderableType:
     """How good the job is, beside the best layout on the same devices."""
     priced = found.priced
     if found.best is None:
-        return section("How good", Text(found.best_status), note=Text("no layout on these devices fits", style=BAD))
+        return section("How good", Text(found.best_status), note=Text("no better layout was found", style=BAD))
     if priced is None:
         beside = "the nearest legal layout and the best have" if found.nearest_priced is not None else "the best legal layout has"
         unpriced = Text(f"the job has no price; {beside}", style=DOUBT)
@@ -220,7 +222,7 @@ def _changes(found: Checked) -> Iterator[RenderableType]:
     """What to change, the largest gain first."""
     if not found.changes:
         return
-    if any(change.seconds is None for change in found.changes):
+    if all(change.seconds is None for change in found.changes):
         yield Text("What to change:", style=STRONG)
         yield from _bullets([_diff(change.before, change.after) for change in found.changes])
         return
@@ -229,7 +231,8 @@ def _changes(found: Checked) -> Iterator[RenderableType]:
     for change in found.changes:
         seconds, gib = change.seconds or 0.0, change.peak_gib or 0.0
         peak = wording.signed(wording.gib(gib)) if gib else wording.NONE
-        table.add_row(Text(signed_seconds(seconds), style=style_of(seconds)), Text(peak), _diff(change.before, change.after))
+        step = wording.NONE if change.seconds is None else signed_seconds(seconds)
+        table.add_row(Text(step, style=style_of(seconds)), Text(peak), _diff(change.before, change.after))
     yield Text("What to change, in order of gain:", style=STRONG)
     yield table
     if found.waterfall is not None:
@@ -238,9 +241,13 @@ def _changes(found: Checked) -> Iterator[RenderableType]:
 
 def _diff(before: str, after: str) -> Text:
     """«--option 8 → 4», what both have written once; «add --option» and «drop --option» where only one has it."""
-    if before.startswith("no --") and after.startswith(before.split()[1]):
+    pairs = [pair for pair in zip_longest(before.split(AND), after.split(AND), fillvalue="") if pair[0] != pair[1]]
+    if len(pairs) > 1:
+        return Text(", ").join(_diff(*pair) for pair in pairs)
+    before, after = pairs[0] if pairs else (before, after)
+    if before.startswith("no --") and after.startswith("--"):
         return Text.assemble("add ", (after, STRONG))
-    if after.startswith("no --") and before.startswith(after.split()[1]):
+    if after.startswith("no --") and before.startswith("--"):
         return Text.assemble("drop ", (before, STRONG))
     shared = next((i for i, pair in enumerate(zip(before, after, strict=False)) if len(set(pair)) > 1), 0)
     same = max(before[:shared].rfind(end) for end in " =:") + 1
@@ -267,7 +274,10 @@ def _not_judged(found: Checked) -> tuple[str, ...]:
 
 
 def _not_understood(found: Checked) -> RenderableType:
-    lines = []
+    lines: list[str | Text] = []
+    if found.may_change_model:
+        shown = ", ".join(found.may_change_model[:MOST_UNKNOWN])
+        lines.append(Text(f"may change the model, price and memory may be wrong: {shown}", style=BAD))
     if found.unknown:
         more = len(found.unknown) - MOST_UNKNOWN
         lines.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 from paraplan.optimizer.ranks import devices_per_server
 from paraplan.optimizer.result import Certificate, Memory, Plan, PricedLayout
+from paraplan.search_spaces.cutting import Cutting
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Layout, Problem, Split
+from paraplan.search_spaces.quantities import led_layers
+from paraplan.search_spaces.vocabulary import V_SHAPED
 
 PROBLEMS = (
     ("llama-3.1-70b", 256, 1024, 8192),
@@ -34,7 +37,12 @@ def space(stack: str, cluster: str, model: str, devices: int, batch: int, seq_le
 
 
 def plans(
-    count: int, seed: int, stack: str = "megatron-lm", cluster: str = "hgx-h100", problems: tuple[Any, ...] = PROBLEMS
+    count: int,
+    seed: int,
+    stack: str = "megatron-lm",
+    cluster: str = "hgx-h100",
+    problems: tuple[Any, ...] = PROBLEMS,
+    cut: Callable[..., Split] | None = None,
 ) -> Iterator[Plan]:
     """Legal plans on whole servers, of every model in turn, with cuts of their own wherever the stack can be told any."""
     rng = random.Random(seed)
@@ -49,7 +57,7 @@ def plans(
             if layout.devices % devices_per_server(own.problem.cluster, layout.devices):
                 continue
             blocks = spec.num_layers + (spec.mtp.layers if spec.mtp else 0)
-            split = cuts(rng, own.problem, layout, spec.num_layers, blocks)
+            split = (cut or cuts)(rng, own.problem, layout, spec.num_layers, blocks)
             chosen = layout.model_copy(update={"stages": split.stages(spec.num_layers, layout.recompute)})
             yield plan(own.problem, chosen)
             count -= 1
@@ -65,6 +73,10 @@ def cuts(rng: random.Random, problem: Problem, layout: Layout, layers: int, bloc
         inner = [n * layers // chunks for n in range(1, chunks)]
     elif free:
         inner = sorted(rng.sample(range(1, layers if chunks <= layers else blocks), chunks - 1))
+        led = led_layers(problem.model, problem.stack)
+        if layout.pp > 1 and inner[layout.vpp - 1] < led:  # as far as the first stage must hold
+            inner = sorted(rng.sample(range(led, layers), chunks - layout.vpp))
+            inner = [*sorted(rng.sample(range(1, inner[0]), layout.vpp - 1)), *inner]
     else:
         each, round_ = layers // chunks, layers // layout.vpp
         ends = round_ - each * (layout.pp - 2)
@@ -122,3 +134,20 @@ def plan(problem: Problem, layout: Layout) -> Plan:
         devices_idle=problem.devices - layout.devices,
     )
     return Plan(paraplan="test", problem=problem, assumptions=(), plan=priced, certificate=certificate)
+
+
+def ragged(rng: random.Random, problem: Problem, layout: Layout, layers: int, blocks: int) -> Split:
+    """Any cut that the search may choose: chunks at the ends without layers, MTP layers before the loss, V shapes."""
+    if not problem.stack.cuts_freely(layout.vpp):
+        return cuts(rng, problem, layout, layers, blocks)
+    led = led_layers(problem.model, problem.stack)
+    cutting = Cutting.of(problem.stack, layers, blocks - layers, layout.pp, layout.vpp, led)
+    while True:
+        found = [0]
+        for chunk in range(1, cutting.chunks):
+            first = max(found[-1] + int(cutting.least[chunk - 1]), cutting.earliest(chunk))
+            last = max(first, int(cutting.latest[chunk]))
+            share = first + (last - first) // (cutting.chunks - chunk)
+            found.append(rng.choice([first, min(share, last), rng.randint(first, last), last]))
+        if cutting.legal(np.array([[*found, blocks]]))[0]:
+            return Split(layout.pp, layout.vpp, (*found, blocks), layout.schedule in V_SHAPED)

@@ -172,6 +172,39 @@ def test_mindformers_v_shape_runs_back_up(make_plan: MakePlan) -> None:
 # --- DeepSpeed and the job file ----------------------------------------------------------------------------------------------
 
 
+def test_a_prediction_names_the_stack_that_it_is_of(make_plan: MakePlan) -> None:
+    """Files for another framework say that its time and memory are not what the plan predicts."""
+    plan = make_plan("qwen", dp=64, ep=16, sequence_parallel=False)
+    assert plan.problem.stack.framework == "megatron-lm"
+    own, other, job = render(plan, "megatron-lm"), render(plan, "deepspeed"), render(plan, "job")
+    for text in (own["megatron-lm.sh"], own["megatron-lm.md"], other["deepspeed.sh"], other["deepspeed.md"], job[JOB]):
+        assert f"Predicted for the stack {plan.problem.stack.name}: " in text.replace("\n# ", " ")
+    assert "no prediction" not in own["megatron-lm.md"] + job[JOB]
+    assert "That is no prediction for DeepSpeed" in other["deepspeed.md"]
+
+
+def test_what_training_hangs_on_stands_on_the_page_and_in_the_script(make_plan: MakePlan) -> None:
+    """Optimizer, rope scaling, padding of the vocabulary, type of accumulated gradients: set without being asked, or not set."""
+    latent = {"pp": 16, "dp": 64, "ep": 64, "num_microbatches": 32, "counts": (4,) * 15 + (2,), "tp": 1}
+    for framework, plan, words in (
+        ("mindformers", make_plan("deepseek", **ON_ASCEND, **latent), ("AdamW with betas [0.9, 0.95]", "rope_scaling")),
+        ("mindspeed-llm", make_plan("deepseek", **{**ON_ASCEND, "stack": "mindspeed-llm"}, **latent), ("rope_scaling",)),
+        ("megatron-lm", make_plan("deepseek", **latent), ("rope_scaling",)),
+        ("megatron-lm", make_plan("llama", tp=8, dp=8), ("128256 tokens is padded to 129024",)),
+        ("deepspeed", make_plan("qwen", stack="deepspeed", dp=64, ep=16), ("accumulate in bf16",)),
+        ("deepspeed", make_plan("qwen", dp=64, ep=16, sequence_parallel=False), ("accumulate in fp32",)),
+    ):
+        files = render(plan, framework)
+        for word in words:
+            assert word in files[f"{framework}.md"] and word in files[f"{framework}.sh"].replace("\n# ", " "), (framework, word)
+
+
+def test_gradients_of_two_bytes_have_the_type_of_the_computation(make_plan: MakePlan) -> None:
+    for precision, kept in (("bf16", "bf16"), ("fp16", "fp16")):
+        plan = make_plan("qwen", stack="deepspeed", dp=64, ep=16, precision=precision)
+        assert json.loads(render(plan, "deepspeed")[DEEPSPEED])["data_types"]["grad_accum_dtype"] == kept
+
+
 def test_deepspeed_says_what_the_program_must_do(make_plan: MakePlan) -> None:
     plan = make_plan("llama", stack="deepspeed", pp=4, dp=8, optimizer_sharding="zero1", recompute="full", counts=(20,) * 4)
     files = render(plan, "deepspeed")
@@ -212,6 +245,7 @@ TITAN = {"stack": "torchtitan", "optimizer_sharding": "zero3"}
         ("deepspeed", "llama", {"stack": "deepspeed", "pp": 2, "dp": 4, "optimizer_sharding": "zero2"}, "take zero1 at most"),
         ("deepspeed", "llama", {"stack": "deepspeed", "dp": 8, "optimizer_sharding": "hsdp:4"}, "plan with zero3"),
         ("deepspeed", "llama", {"stack": "deepspeed", "tp": 2, "cp": 2, "dp": 2, "cp_type": "a2a"}, "beside data parallelism only"),
+        ("deepspeed", "llama", {"stack": "deepspeed", "tp": 2, "dp": 4}, "plan with sequence_parallel=false"),
         ("deepspeed", "llama", {"stack": "deepspeed", "dp": 8, "precision": "fp8"}, "precision fp8: it has bf16 and fp16"),
         ("deepspeed", "llama", {"stack": "deepspeed", "pp": 2, "dp": 4, "counts": (39, 41)}, "its partition is uniform"),
         ("deepspeed", "qwen", {"stack": "deepspeed", "tp": 2, "ep": 4, "dp": 4, "offload": "optimizer:1"}, "no offload"),

@@ -80,8 +80,7 @@ def test_empty_chunks_are_legal_where_a_layout_string_says_them() -> None:
     assert not broken
     filled = evaluate(*llama("tp=8,pp=16,vpp=7,recompute=full"), replayed=False)[0]
     assert priced.step_time_s < filled.step_time_s
-    with pytest.raises(Infeasible, match="cannot be priced"):
-        evaluate(problem, layout)  # nobody says which chunks are to be empty
+    assert evaluate(problem, layout, replayed=False)[0].step_time_s == priced.step_time_s  # the only way to cut it
     padded = problem.model_copy(update={"stack": problem.stack.model_copy(update={"split_forms": ("even", "noop_layers")})})
     with pytest.raises(Infeasible, match="cannot be priced"):
         evaluate(padded, given)  # MindSpeed refuses a chunk of no-ops only

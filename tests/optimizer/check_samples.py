@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paraplan.optimizer.checker import Checked, check
+from paraplan.optimizer.checking.checker import Checked, check
 from paraplan.optimizer.readers import Job, read_text
 
 LLAMA_70B = (

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paraplan.optimizer import check as check_from_library
-from paraplan.optimizer.checker import Checked, check
+from paraplan.optimizer.checking.checker import Checked, check
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.readers import read_text
 from paraplan.optimizer.reports import wording
@@ -21,6 +20,7 @@ from paraplan.search_spaces.inputs import build_problem
 from rich.console import Console
 
 from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, line, rules
+from .test_check_changes import applied
 
 JOB = """\
 task:
@@ -130,20 +130,10 @@ def test_the_changes_lead_to_the_best_layout() -> None:
         found.best.step_time_s - found.priced.step_time_s
     )
     assert [change.seconds for change in found.changes] == sorted(change.seconds or 0.0 for change in found.changes)
-    for change in found.changes:
-        text = _made(text, change.before, change.after)
-    again = check(read_text(text, "job.sh", devices=16), cluster="hgx-h100")
+    again = check(read_text(applied(text, found.changes), "job.sh", devices=16), cluster="hgx-h100")
     assert again.priced is not None
     assert again.priced.step_time_s == pytest.approx(found.best.step_time_s, rel=2e-3)
     assert not again.changes or (again.faster or 0.0) < 2e-3
-
-
-def _made(text: str, before: str, after: str) -> str:
-    """A command line with one change made."""
-    for option in re.findall(r"--[a-z0-9-]+", f"{before} {after}"):
-        text = re.sub(rf"{option}(?![a-z0-9-])( [^- ]\S*)*", "", text)
-    new = re.sub(r"\bno --[a-z0-9-]+|\(.*?\)", "", after)
-    return f"{text} {new}" if new.strip().startswith("--") else text
 
 
 def test_a_plan_is_as_good_as_the_best() -> None:

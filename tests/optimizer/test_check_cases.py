@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from paraplan.optimizer.checker import check
+from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
 from paraplan.search_spaces.model import Attention, DenseMlp, LayerKind, ModelSpec
 

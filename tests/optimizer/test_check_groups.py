@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from paraplan.optimizer.checking.group_check import check_groups, read_groups
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.group_check import check_groups, read_groups
 from paraplan.optimizer.ranks import groups
 from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import load_cluster
@@ -53,6 +54,43 @@ def test_our_own_groups_are_right(layout: Layout) -> None:
     for name, stride in strides.items():
         first = groups(layout)[name][0]
         assert len(first) == 1 or first[1] - first[0] == stride
+
+
+GRID = Layout(tp=2, cp=2, pp=4, dp=4, ep=4, etp=1, edp=4, num_microbatches=1)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "first", "second"),
+    [
+        ("dp", 0, 63),  # another stage
+        ("dp", 0, 17),  # another stage and TP rank
+        ("dp", 0, 1),  # another TP rank of the same stage
+        ("tp", 0, 16),  # another stage
+        ("cp", 0, 5),
+        ("pp", 0, 21),
+        ("ep", 0, 20),  # another stage
+        ("ep", 0, 5),  # another expert rank of the same stage
+        ("edp", 0, 17),
+    ],
+)
+def test_ranks_that_change_places(dimension: str, first: int, second: int) -> None:
+    """Sizes and counts stay right, but the groups are no longer those of one grid."""
+    sizes = {name: getattr(GRID, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp", "edp")}
+    lists = {name: [list(group) for group in found] for name, found in groups(GRID).items()}
+    assert check_groups(lists, sizes).ok
+    swap = {first: second, second: first}
+    lists[dimension] = [[swap.get(rank, rank) for rank in group] for group in lists[dimension]]
+    found = check_groups(lists, sizes)
+    assert not found.ok
+    assert all(not each.broken for each in found.dimensions)
+    assert any(dimension in sentence for sentence in found.broken)
+
+
+def test_a_grid_in_any_order_of_ranks_is_right() -> None:
+    """Renumbering all ranks alike leaves a grid a grid."""
+    order = np.random.default_rng(1).permutation(64)
+    lists = {name: [[int(order[rank]) for rank in group] for group in found] for name, found in groups(GRID).items()}
+    assert check_groups(lists, {"tp": 2, "cp": 2, "pp": 4, "dp": 4}).ok
 
 
 def test_groups_that_leave_a_supernode() -> None:

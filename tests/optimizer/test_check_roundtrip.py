@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from paraplan.optimizer.checker import check
+from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.exporters import render
 from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.planner import evaluate

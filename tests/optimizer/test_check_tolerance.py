@@ -6,8 +6,8 @@ import math
 
 import pytest
 from paraplan.cost_models.reliability import daly_interval_s, failures_per_s, lost_share, young_interval_s
+from paraplan.optimizer.checking.tolerance import duration, judge
 from paraplan.optimizer.readers import FaultTolerance
-from paraplan.optimizer.tolerance import duration, judge
 from paraplan.search_spaces.cluster import ClusterSpec, FailureRates
 from paraplan.search_spaces.inputs import load_cluster
 
@@ -103,3 +103,14 @@ def test_a_save_takes_at_least_what_copying_takes() -> None:
     found = judge(FaultTolerance(checkpoint_interval="4h"), failing(device_per_year=0.17), 2048, None, None, 0.5)
     assert found.save_at_least
     assert "may be right" in " ".join(found.advice)
+
+
+def test_rates_that_nobody_measured_are_told_with_the_verdict() -> None:
+    """Of H800 no rate is published, of H100 one is; a job that names no interval rests on neither."""
+    given, silent = FaultTolerance(checkpoint_interval="30min"), FaultTolerance()
+    told = {
+        name: judge(given, load_cluster(name), 1024, 10.0, 20.0, None).assumptions for name in ("hgx-h800", "hgx-h100", "hgx-a100")
+    }
+    assert [each.startswith("hgx-h800 failures device_per_year = 0.17") for each in told["hgx-h800"]] == [True]
+    assert told["hgx-h100"] == told["hgx-a100"] == ()
+    assert judge(silent, load_cluster("hgx-h800"), 1024, 10.0, 20.0, None).assumptions == ()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paraplan.optimizer.checker import check
+from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import FORMATS, Job, read_job, read_text, recognise
 from paraplan.search_spaces.errors import InputError
 
@@ -107,7 +108,7 @@ LAYOUT = "tp=8, pp=4, ep=8\nmicro_batch=2,recompute=full  # as it runs\n"
         (MINDFORMERS, "mindformers", 256, 128, {"tp": 8, "pp": 8, "dp": 4, "ep": 32, "vpp": 2},
          {"recompute": "full", "optimizer_sharding": "zero1", "sequence_parallel": "true", "schedule": "interleaved"}),
         (TITAN, "torchtitan", 512, 128, {"tp": 8, "pp": 8, "dp": 8, "ep": 64, "etp": 1, "vpp": 2, "micro_batch": 1},
-         {"recompute": "full", "optimizer_sharding": "zero2", "schedule": "interleaved", "sequence_parallel": "true"}),
+         {"recompute": "full", "optimizer_sharding": "zero3", "schedule": "interleaved", "sequence_parallel": "true"}),
         (TOML, "torchtitan", 64, 16, {"tp": 8, "pp": 1, "dp": 8, "micro_batch": 2},
          {"recompute": "none", "optimizer_sharding": "hsdp:4"}),
         (DEEPSPEED, "deepspeed", 64, 4096, {"tp": 1, "cp": 4, "micro_batch": 1},
@@ -148,7 +149,7 @@ def test_noops_leave_the_real_layers() -> None:
 
 def test_the_two_chunks_of_dualpipev_are_no_interleaving() -> None:
     job = read_text(MINDSPEED.replace("--bf16", "--bf16 --schedules-method dualpipev"), "job")
-    assert (job.choices["schedule"], job.degrees["vpp"]) == ("dualpipev", 1)
+    assert (job.choices["schedule"], job.degrees["vpp"]) == ("dualpipev", 2)
 
 
 def test_offsets_add_up() -> None:
@@ -210,7 +211,13 @@ def test_batches_follow_from_two_of_three(changes: dict[str, Any], total: int) -
             "moe-layer-freq",
         ),
         ("torchrun --nproc_per_node 0 --nnodes 4 x.py --num-layers 4", None, "are no job"),
-        ("a: &a [x, x]\nb: *a\ntask: {strategy: {tensor_parallel: 8}}", None, "alias"),
+        (f"a: &a [{'x, ' * 1000}]\nb: &b [{'*a, ' * 100}]\nc: [{'*b, ' * 99}]\ntask: {{strategy: {{}}}}", None, "unfold"),
+        ("task: &t {strategy: *t}", None, "alias *t"),
+        ("import os\nos.system('true')\nconfig.x = 1\n", None, "sets no field of Megatron-Bridge or torchtitan"),
+        ("WORLD_SIZE = 2\nGROUPS = {}\ndef build(): pass\n", None, "judge them with --groups"),
+        ("def f(:\n  c.parallelism.tensor_parallel_degree = 1\n", "torchtitan", ""),
+        ('{"zero_optimization": {"stage": "auto"}}', None, "stage is auto"),
+        ('{"zero_optimization": {"stage": 1}, ', None, "is not complete JSON"),
         ("task: {strategy: {tensor_parallel: eight}}", None, "strategy.tensor_parallel = 'eight'"),
         ("task: {strategy: [1, 2]}", None, "task.strategy is missing"),
         ("task: {resource: {supernode: 0}, strategy: {tensor_parallel: 8}}", None, "resource.supernode = 0"),
@@ -319,3 +326,108 @@ def test_windows_line_ends_and_marks(tmp_path: Path) -> None:
     job = read_job(path)
     assert isinstance(job, Job)
     assert job.degrees == read_text(MEGATRON, "job").degrees
+
+
+def test_deepspeed_takes_comments_and_trailing_commas() -> None:
+    text = """{ // of the run
+      "train_batch_size": 64, # all
+      "zero_optimization": {"stage": 2,}, /* no
+      offload */ "note": "http://x/*y*/ # z, ]",
+    }"""
+    job = read_text(text, "ds.json", devices=8)
+    assert (job.format, job.global_batch, job.choices["optimizer_sharding"]) == ("deepspeed", 64, "zero2")
+    assert job.unknown == ("note = http://x/*y*/ # z, ]",)
+
+
+def test_yaml_anchors_are_followed() -> None:
+    text = "common: &c {data_parallel: 4, model_parallel: 8}\nparallel_config: {<<: *c, pipeline_stage: 8, micro_batch_num: 32}\n"
+    job = read_text(text + "train_dataset: &d {seq_length: 4096}\ntrain_dataset_task: {dataset_config: *d}\n", "mf.yaml")
+    assert {name: job.degrees[name] for name in ("tp", "pp", "dp")} == {"tp": 8, "pp": 8, "dp": 4}
+
+
+PROGRAM = """
+import recipes
+TP = 4
+
+def configure():
+    cfg = recipes.kimi_k2_pretrain_config()
+    cfg.model.tensor_model_parallel_size = TP * 2
+    cfg.model.pipeline_model_parallel_layout = [["embedding"] + ["decoder"] * 4, ["decoder", "loss"]]
+    if True:
+        cfg.model.pipeline_model_parallel_size = 2
+    cfg.train.micro_batch_size, cfg.train.global_batch_size = 1, 64
+    cfg.train.global_batch_size = 128
+    cfg.train.train_iters = int(os.environ["STEPS"])
+    __import__("os").system("touch {victim}")
+    return cfg
+"""
+
+
+def test_a_program_is_read_and_not_run(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    job = read_text(PROGRAM.replace("{victim}", str(victim)), "configure.py", devices=64, form="megatron-bridge")
+    assert not victim.exists()
+    assert {name: job.degrees[name] for name in ("tp", "pp")} == {"tp": 8, "pp": 2}
+    assert job.global_batch == 128
+
+
+def test_a_script_leads_to_the_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 2}}')
+    script = tmp_path / "run.sh"
+    launch = "torchrun --nnodes 2 --nproc-per-node 8 train.py --deepspeed_config"
+    script.write_text(f'HERE=$(dirname "$0")\n{launch} "$HERE/ds.json"\n')
+    job = read_job(script)
+    assert (job.format, job.devices, job.choices["optimizer_sharding"]) == ("deepspeed", 16, "zero2")
+    script.write_text(f"{launch} /etc/hosts.json\n")
+    with pytest.raises(InputError, match="no format that is known"):
+        read_job(script)
+
+
+def test_shared_experts_are_as_wide_as_routed_ones() -> None:
+    moe = "--bf16 --num-experts 8 --moe-ffn-hidden-size 512"
+    one, two = (read_text(MINDSPEED.replace("--bf16", f"{moe} --n-shared-experts {n}"), "job") for n in (1, 2))
+    assert (one.sizes["shared_width"], two.sizes["shared_width"]) == (512, 1024)
+
+
+def test_an_option_that_may_change_the_model_stands_apart() -> None:
+    text = MINDSPEED.replace("--bf16", "--bf16 --moe-new-thing 3 --frobnicate --seq-aux --mtp-loss-scaling-factor 0.3")
+    found = check(read_text(text, "job"), best=False)
+    assert (found.may_change_model, found.unknown) == (("--moe-new-thing 3",), ("--frobnicate",))
+
+
+FLAT_JOB = "supernode: 4\naccelerator_per_node: 32\ntensor_parallel: 4\npipeline_parallel: 4\ndata_parallel: 8\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FLAT_JOB,
+        "\n".join(reversed(FLAT_JOB.split("\n"))),
+        f"task:\n{textwrap.indent(FLAT_JOB, '  ')}",
+        "supernode: 4\naccelerator_per_node: 32\nstrategy: {tensor_parallel: 4, pipeline_parallel: 4, data_parallel: 8}",
+        "resource: {supernode: 4, accelerator_per_node: 32}\nstrategy: {tp: 4, pp: 4, dp: 8}",
+        '{"supernode": 4, "accelerator_per_node": 32, "tensor_parallel": 4, "pipeline_parallel": 4, "data_parallel": 8}',
+    ],
+)
+def test_a_flat_job_is_read_as_the_nested_one(text: str) -> None:
+    job = read_text(text, "job.yaml")
+    assert job.format == "job" and not job.unknown
+    assert (job.devices, job.supernode_size) == (128, 32)
+    assert [job.degrees[name] for name in ("tp", "pp", "dp")] == [4, 4, 8]
+
+
+def test_ways_to_cut_stages_that_exclude_each_other() -> None:
+    """A layout string beside no-ops, beside another number of layers, and beside dualpipev."""
+
+    def broken(options: str) -> set[str]:
+        head = "--hidden-size 1024 --num-attention-heads 16 --micro-batch-size 1 --global-batch-size 16 --seq-length 1024 --bf16"
+        text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {head} --pipeline-model-parallel-size 2 {options}"
+        found = check(read_text(text, "job", form="mindspeed-llm"), best=False)
+        return {each.rule for each in found.broken}
+
+    string = "--pipeline-model-parallel-layout 'Et*3|t*4L'"
+    assert not broken(f"--num-layers 7 {string}")
+    assert broken(f"--num-layers 8 {string}") == {"C063a"}
+    assert broken(f"--num-layers 8 --noop-layers 7 {string}") == {"C063", "C072"}
+    assert broken("--num-layers 8 --noop-layers 7 --num-layer-list 3,4") == {"C072"}
+    assert "C074" in broken(f"--num-layers 7 {string} --schedules-method dualpipev")

@@ -34,14 +34,72 @@ def words(text: str) -> list[str]:
         ("run \\\n  --a 1 \\\n  --b 2 # and no more", ["run", "--a", "1", "--b", "2"]),
         ("run --a 1\r\nX=1\r\nrun --b \\\r\n $X\r\n", ["run", "--b", "1"]),
         ("export TP=2 PP=3; run $TP$PP", ["run", "23"]),
-        ("TP=1\nif [ $X = y ]; then\n  TP=2\nfi\nrun $TP", ["run", "2"]),
+        ("TP=1\nif [ $X = y ]; then\n  TP=2\nfi\nrun $TP", ["run", "1"]),
         ("cat <<EOF\nrun --no\nEOF\nrun --yes", ["run", "--yes"]),
         ("run 'a $TP b' \"c d\"", ["run", "a $TP b", "c d"]),
+        ('A=(--a 1)\nsrun -N 2 bash -c "run ${A[*]} --b 2"', ["run", "--a", "1", "--b", "2"]),
+        ("TP=8\nbash -c 'run --a $TP --b 2'", ["run", "--a", "8", "--b", "2"]),
+        ("CMD='run --a 1 --b 2'\neval $CMD", ["run", "--a", "1", "--b", "2"]),
+        ('eval "TP=2"\nrun $TP', ["run", "2"]),
+        (': "${TP:=4}"\nrun $TP', ["run", "4"]),
+        ('A=(x y)\nrun "${A[*]}"', ["run", "x y"]),
         ("VAR=größe\nrun $VAR 模型", ["run", "größe", "模型"]),
     ],
 )
 def test_words(text: str, found: list[str]) -> None:
     assert words(text) == found
+
+
+@pytest.mark.parametrize(
+    ("test", "met"),
+    [
+        ("[ $N = 4 ]", True),
+        ('[ "$N" == 4 ]', True),
+        ("[[ $N != 4 ]]", False),
+        ("[ $N -gt 3 ]", True),
+        ("[[ $N -le 3 ]]", False),
+        ("[ -n $N ]", True),
+        ("[ -z $N ]", False),
+        ('[ -z "$NOT_SET" ]', True),
+        ("[[ ${NOT_SET:-0} == 1 ]]", False),
+        ("[[ $NAME == llama* ]]", True),
+        ("[ $NAME = llama* ]", False),
+        ("! [ $N = 4 ]", False),
+        ("[ ! -z $N ]", True),
+        ("[[ $N == 4 && $NAME == qwen ]]", False),
+        ("[[ $N == 5 || $NAME == llama-8b ]]", True),
+        ("[ $N = 4 ] && [ $NAME = qwen ]", False),
+        ("[ $N = 5 -o $NAME = llama-8b ]", True),
+        ("[ -f /etc/passwd ]", False),  # no file is looked at: cannot be told
+        ("grep -q llama file", False),
+    ],
+)
+def test_of_a_conditional_the_branch_that_is_met_is_read(test: str, met: bool) -> None:
+    text = f"N=4\nNAME=llama-8b\nif {test}; then\n  ARGS+=(--yes)\nelse\n  ARGS+=(--no)\nfi\nrun ${{ARGS[@]}}"
+    script = read_script(text)
+    assert script.commands[-1] == ["run", "--yes" if met else "--no"]
+    [said] = script.decisions
+    assert ("read" if met else "left out") in said
+
+
+def test_the_caller_switches_a_conditional() -> None:
+    text = "if [[ ${FULL:-0} == 1 ]]; then A=(--full); elif [ $FULL = 2 ]; then A=(--half); else A=(--none); fi\nrun ${A[@]}"
+    found = [read_script(text, {"FULL": value} if value else None).commands[-1][1] for value in ("", "1", "2", "3")]
+    assert found == ["--none", "--full", "--half", "--none"]
+    assert "--set FULL=…" in read_script(text).decisions[0]
+
+
+def test_conditionals_nest_and_only_those_that_matter_are_told() -> None:
+    inner = "if [ $X = 1 ]; then TP=8; else TP=4; fi"
+    text = f"if [ $X = 1 ]; then\n {inner}\nelse\n echo none\nfi\nif [ $Y = 1 ]; then echo y; fi\nTP=${{TP:-1}}\nrun $TP"
+    assert [read_script(text, given).commands[-1][1] for given in ({}, {"X": "1"}, {"X": "2"})] == ["1", "8", "1"]
+    assert len(read_script(text).decisions) == 1
+
+
+@pytest.mark.parametrize(("x", "tp"), [("1", "8"), ("2", "1")])
+def test_a_command_behind_a_test(x: str, tp: str) -> None:
+    assert words(f"X={x}\nTP=1\n[ $X = 1 ] && TP=8\nrun $TP") == ["run", tp]
+    assert words(f"X={x}\nTP=8\n[[ $X == 1 ]] || TP=1\nrun $TP") == ["run", tp]
 
 
 def test_what_has_no_value_is_told() -> None:
@@ -87,6 +145,18 @@ def test_brackets_without_end_take_no_time() -> None:
     read_script("${" * 20_000)
     read_script("$(" * 20_000)
     assert time.process_time() - begun < 2.0
+
+
+def test_what_starts_a_shell_is_read_beside_it() -> None:
+    script = read_script('srun --nodes 2 --ntasks-per-node 8 bash -c "python x.py --a 1 --b 2"')
+    outer, inner = script.commands
+    assert outer == ["srun", "--nodes", "2", "--ntasks-per-node", "8", "bash", "-c"]
+    assert inner == ["python", "x.py", "--a", "1", "--b", "2"]
+
+
+def test_shells_that_start_each_other_without_end() -> None:
+    script = read_script("A='eval $A'\nA='eval $A'\neval $A " + "eval " * 50)
+    assert not script.commands
 
 
 @given(st.integers(0, 10**6), st.integers(1, 1000), st.integers(0, 1000))

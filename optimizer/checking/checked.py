@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..search_spaces.layout import Problem
+from ...search_spaces.layout import Problem
+from ..result import Certificate, PricedLayout, Result
+from ..waterfall import Waterfall
 from .legality import Broken
-from .result import Certificate, PricedLayout, Result
 from .tolerance import Tolerance
-from .waterfall import Waterfall
 
 
 class Mended(Result):
@@ -30,6 +30,10 @@ class Fit(Result):
     term: str
     term_gib: float
     mends: tuple[Mended, ...] = ()
+
+
+AND = "; "
+"""Between the options of one change."""
 
 
 class Change(Result):
@@ -82,4 +86,5 @@ class Checked(Result):
     fault_tolerance: Tolerance | None = None
     assumptions: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    may_change_model: tuple[str, ...] = ()  # of what is not known, what may change the model
     unresolved: tuple[str, ...] = ()

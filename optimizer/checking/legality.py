@@ -14,13 +14,13 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from ..search_spaces.choices import divisors
-from ..search_spaces.cluster import ClusterSpec
-from ..search_spaces.conditions import at_most, divides, equal, known
-from ..search_spaces.expressions import Column, Words, evaluate, names_in, product
-from ..search_spaces.layout import COLUMNS, Layout, LayoutTable, Split
-from ..search_spaces.model import ModelSpec
-from ..search_spaces.quantities import (
+from ...search_spaces.choices import divisors
+from ...search_spaces.cluster import ClusterSpec
+from ...search_spaces.conditions import at_most, divides, equal, known
+from ...search_spaces.expressions import Column, Words, evaluate, names_in, product
+from ...search_spaces.layout import COLUMNS, Layout, LayoutTable, Split
+from ...search_spaces.model import ModelSpec
+from ...search_spaces.quantities import (
     DERIVED,
     GEMM_MULTIPLE,
     PER_MILLE,
@@ -31,18 +31,19 @@ from ..search_spaces.quantities import (
     split_form,
     stack_constants,
 )
-from ..search_spaces.rulebook import PARALLEL_STATE, RULES, Frameworks, Rule
-from ..search_spaces.rules import scope_name
-from ..search_spaces.stack import Stack
-from .readers import Job
-from .readers.splits import first_last_counts
-from .result import Result
+from ...search_spaces.rulebook import PARALLEL_STATE, RULES, Frameworks, Rule
+from ...search_spaces.rules import scope_name
+from ...search_spaces.stack import Stack
+from ..readers import Job
+from ..readers.splits import first_last_counts
+from ..result import Result
 
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 VARIED = (*FRAME, "vpp", "micro_batch", "global_batch", "seq_len")
 """Columns of which legal values near the given ones are looked for, in the order in which they are told."""
 KEPT_AT_ONE = ("cp", "ep", "etp", "vpp")
 """Columns that stay at 1 where they are: nearest means with what the job uses."""
+TRAINED = {"global_batch", "seq_len"}
 MOST_ROWS = 200_000
 DEEPEST = 4096
 """Stages of the deepest pipeline that is thought of."""
@@ -63,6 +64,7 @@ NEEDS = {
     "a cluster": "give --cluster",
     "the number of devices": "give --devices",
     "the global batch": "give --global-batch",
+    "the micro-batch": "the configuration leaves it out",
     "the sequence length": "give --seq-len",
     "a framework": "give --framework or --stack",
 }
@@ -91,6 +93,10 @@ class Known:
     dp_follows: bool
     words: Words = WORDS
     sayable: Mapping[str, int] = field(default_factory=dict)  # how stages could be cut, where the job leaves that
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(rule.id for rule in self.rules)
 
     @property
     def judged(self) -> tuple[Rule, ...]:
@@ -142,6 +148,7 @@ def known_of(
         sayable = {name: values[name] for name in SPLITS if name in values}
         values |= {"splits_free": 0, "splits_first_last": 0, "splits_list": 0}
     elif not job.split.free:
+        values["most_chunks"] = max(values.get("most_chunks", 0), layout.pp * layout.vpp)  # its own stages are judged as they are
         values |= {"splits_free": 1, "splits_first_last": 1, "splits_list": 1}
     for name, value in (("devices", job.devices), ("global_batch", job.global_batch), ("seq_len", job.seq_len)):
         if value is not None:
@@ -233,7 +240,7 @@ def not_judged(found: Known) -> tuple[str, ...]:
     for rule in found.rules:
         missing = rule.names - found.values.keys()
         if missing and known(rule.condition, found.values) is not True:
-            for need in {_need(name) for name in missing} - {""}:
+            for need in {_need(name, found.values) for name in missing} - {""}:
                 waiting.setdefault(need, []).append(rule.id)
     return tuple(
         f"{len(ids)} {'rule needs' if len(ids) == 1 else 'rules need'} {need} ({NEEDS[need]}): {', '.join(dict.fromkeys(ids))}"
@@ -242,7 +249,8 @@ def not_judged(found: Known) -> tuple[str, ...]:
     )
 
 
-def _need(name: str) -> str:
+def _need(name: str, values: Mapping[str, int]) -> str:
+    """The input that a column waits for; none where what is given leaves it open, as a grid that is broken does."""
     if name in MODEL_NAMES:
         return "a model"
     if name in STACK_NAMES:
@@ -250,7 +258,11 @@ def _need(name: str) -> str:
     if name.startswith(("unit_", "supernode")):
         return "a cluster"
     if name in ("devices", "dp", "edp", "devices_used"):
-        return "the number of devices"
+        return "the number of devices" if "devices" not in values else ""
+    if name == "num_microbatches" and "global_batch" in values:
+        return ""
+    if name == "micro_batch" and "global_batch" in values:
+        return "the micro-batch"
     if name in ("global_batch", "num_microbatches", "micro_batch"):
         return "the global batch"
     return "the sequence length" if name == "seq_len" else ""
@@ -260,7 +272,9 @@ def _need(name: str) -> str:
 
 
 def nearest(found: Known, broken: Sequence[Broken]) -> list[dict[str, int]]:
-    """Changes of columns after which no rule that can be judged is broken: of few columns first, then the least far."""
+    """Changes of columns after which no rule that can be judged is broken: of few columns first, then the least far; those of the
+    batch or the sequence, which change what is trained, last.
+    """
     found = replace(found, values={**found.values, **found.sayable})
     ids = {each.rule for each in broken}
     touched = {name for rule in found.rules if rule.id in ids for name in _varied(rule)}
@@ -268,12 +282,17 @@ def nearest(found: Known, broken: Sequence[Broken]) -> list[dict[str, int]]:
     options: list[tuple[int, float, dict[str, int]]] = []
     if ids == {"C060"} and _legal(found, {"pp": np.array([found.values["pp"]])}, found.rules)[0]:
         options.append((0, 0.0, {}))  # the same layout with stages cut unevenly
+    if found.values.get("sequence_parallel") == 0 and found.values["tp"] > 1:
+        on = {"sequence_parallel": 1}
+        if _legal(found, {name: np.array([value]) for name, value in on.items()}, found.rules)[0] and ids <= set(found.ids):
+            options.append((0, 0.0, on))
     for size in (1, 2, 3):
         for names in combinations(free, size):
             options += [(size, far, change) for far, change in _legal_changes(found, names)]
         if len(options) >= WANTED:
             break
-    return [change for _, _, change in sorted(options, key=lambda o: (o[0], o[1], sorted(o[2].items())))[:WANTED]]
+    order = sorted(options, key=lambda o: (bool(TRAINED & o[2].keys()), o[0], o[1], sorted(o[2].items())))
+    return [change for _, _, change in order[:WANTED]]
 
 
 def _may_vary(found: Known, name: str) -> bool:

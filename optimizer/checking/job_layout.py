@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from ..search_spaces.cluster import ClusterSpec
-from ..search_spaces.documents import to_record
-from ..search_spaces.errors import InputError
-from ..search_spaces.inputs import framework_stack, load_model, load_stack
-from ..search_spaces.layout import FULL_BLOCK, Layout, Recompute, Split
-from ..search_spaces.model import ModelSpec
-from ..search_spaces.stack import Stack
-from ..search_spaces.workload import Precision
-from .readers import Finding, Job
-from .readers.splits import cut
+from ...search_spaces.cluster import ClusterSpec
+from ...search_spaces.documents import to_record
+from ...search_spaces.errors import InputError
+from ...search_spaces.inputs import framework_stack, load_model, load_stack
+from ...search_spaces.layout import FULL_BLOCK, Layout, Recompute, Split
+from ...search_spaces.model import ModelSpec
+from ...search_spaces.stack import Stack
+from ...search_spaces.vocabulary import V_SHAPED
+from ...search_spaces.workload import Precision
+from ..readers import Finding, Job, SplitWish
+from ..readers.splits import cut, even_counts
 
 GIVEN = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")
 
@@ -45,6 +46,18 @@ def filled(job: Job, devices: int | None, batch: int | None, seq_len: int | None
         if own is not None and own != value:
             told.append(Finding("given", f"{name} {value} is given in place of the configuration's {own}."))
     return replace(job, **changed, advice=(*job.advice, *told))
+
+
+def with_recipe(job: Job, model: ModelSpec | None) -> tuple[Job, tuple[str, ...]]:
+    """(the job, what is not judged of it): where the layers do not divide evenly, its recipe cuts stages in a way of its own."""
+    if job.recipe is None or model is None or not job.split.even:
+        return job, ()
+    pp, vpp = job.degrees.get("pp", 1), job.degrees.get("vpp", 1)
+    if even_counts(model.num_layers, pp, vpp) is not None:
+        return job, ()
+    said = f"stages cut by the planner: the {model.num_layers} layers do not divide evenly, and recipe {job.recipe} may cut its own"
+    open_rule = f"C060 needs the stages that recipe {job.recipe} cuts (give model.pipeline_model_parallel_layout)"
+    return replace(job, split=SplitWish(free=True), assumptions=(*job.assumptions, said)), (open_rule,)
 
 
 def model_of(job: Job, given: str | Path | ModelSpec | None) -> ModelSpec | None:
@@ -93,7 +106,7 @@ def laid_out(job: Job, model: ModelSpec | None, stack: Stack | None) -> tuple[La
     split: Split | None = None
     wrong: list[Finding] = []
     if layers is not None:
-        found = cut(job.split, layers, mtp, degrees.get("pp", 1), degrees.get("vpp", 1))
+        found = cut(job.split, layers, mtp, degrees.get("pp", 1), degrees.get("vpp", 1), choices["schedule"] in V_SHAPED)
         split, wrong = (found, []) if isinstance(found, Split) else (None, [found] if found else [])
     data = {
         **degrees,

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..cost_models.reliability import daly_interval_s, failures_per_s, lost_share
-from ..search_spaces.cluster import ClusterSpec
+from ...cost_models.reliability import daly_interval_s, failures_per_s, lost_share, rates
+from ...search_spaces.cluster import ClusterSpec
+from ...search_spaces.inputs import assumed
+from ..readers import FaultTolerance
+from ..reports import wording
+from ..result import Result
 from .legality import Broken
-from .readers import FaultTolerance
-from .reports import wording
-from .result import Result
 
 UNITS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
@@ -43,6 +44,7 @@ class Tolerance(Result):
     broken: tuple[Broken, ...] = ()
     advice: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()  # rates of failure that nobody measured, where the verdict rests on them
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,13 @@ def judge(
         broken=tuple(broken),
         advice=tuple(_verdict(seconds, best, lost, least, mtbf, at_least)),
         needs=tuple(needs),
+        assumptions=tuple(_assumed(cluster)) if cluster is not None else (),
     )
+
+
+def _assumed(cluster: ClusterSpec) -> Iterator[str]:
+    """Rates of failure that nobody measured."""
+    yield from assumed((f"{cluster.name} failures {name}", figure) for name, figure in rates(cluster).items())
 
 
 def _interval(given: FaultTolerance) -> tuple[Duration | None, list[Broken]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..cost_models.memory import GIB
-from ..search_spaces.cluster import ClusterSpec
-from ..search_spaces.layout import Layout, Problem, parse_offload
+from ...cost_models.memory import GIB
+from ...search_spaces.cluster import ClusterSpec
+from ...search_spaces.layout import Layout, Problem, parse_offload
+from ..reports import wording
 from .legality import Known
-from .reports import wording
 
 
 def advice(known: Known, cluster: ClusterSpec | None, problem: Problem | None, layout: Layout) -> Iterator[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..search_spaces.cluster import ClusterSpec
-from ..search_spaces.documents import parse_document
-from ..search_spaces.errors import InputError
-from .ranks import DIMENSIONS
-from .reports import wording
-from .result import Result
+import numpy as np
+import numpy.typing as npt
+
+from ...search_spaces.cluster import ClusterSpec
+from ...search_spaces.documents import parse_document
+from ...search_spaces.errors import InputError
+from ...search_spaces.groups import DIMENSIONS
+from ..readers.python_source import constants, is_python
+from ..reports import wording
+from ..result import Result
 
 ALIASES = {
     **{name: name for name in DIMENSIONS},
@@ -42,18 +47,22 @@ class GroupsOf(Result):
 
 
 class CheckedGroups(Result):
-    """The judgement of rank lists; `ok` where every dimension's groups deal out all ranks once and have the right size."""
+    """The judgement of rank lists; `ok` where every dimension's groups deal out all ranks once, have the right size and cross those
+    of the other dimensions as a grid's do. `checked` says what was held against what.
+    """
 
     devices: int
     devices_from: str
     ok: bool
     dimensions: tuple[GroupsOf, ...]
     broken: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
 
 
 def read_groups(text: str, where: str) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
-    """(groups by dimension, what the file says of sizes) of a JSON such as {"tp": [[0, 1], …], "world_size": 16}."""
-    data = parse_document(text, where, as_json=True)
+    """(groups by dimension, what the file says of sizes) of a JSON such as {"tp": [[0, 1], …], "world_size": 16}, or of an
+    exported Python file."""
+    data = parse_document(text, where, as_json=True) if not is_python(text) else _program(text, where)
     held: Mapping[str, Any] = data["groups"] if isinstance(data.get("groups"), dict) else data
     groups, sizes = {}, {}
     for name, value in {**data, **held}.items():
@@ -73,6 +82,29 @@ def read_groups(text: str, where: str) -> tuple[dict[str, list[list[int]]], dict
     if not groups:
         raise InputError(f'{where}: holds no groups; give lists of ranks by dimension, such as {{"tp": [[0, 1], [2, 3]]}}')
     return groups, sizes
+
+
+def _program(text: str, where: str) -> dict[str, Any]:
+    """As the JSON: the rank lists that the axes of an exported file stand for. Only its constants are looked at."""
+    given = constants(text)
+    groups, world = given.get("GROUPS"), given.get("WORLD_SIZE")
+    if not isinstance(groups, dict) or type(world) is not int:
+        raise InputError(f"{where}: has no GROUPS and WORLD_SIZE; give a file that export --to groups wrote, or JSON")
+    found: dict[str, Any] = {"world_size": world}
+    for name, axes in groups.items():
+        try:
+            firsts, members = ([(int(size), int(stride)) for size, stride in each] for each in axes)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where}: GROUPS[{name!r}] is not two lists of (size, stride)") from error
+        if prod(size for size, _ in (*firsts, *members)) > MOST_RANKS:
+            raise InputError(f"{where}: GROUPS[{name!r}] lists more than {MOST_RANKS:,} ranks")
+        found[str(name)] = [[first + rank for rank in _spread(members)] for first in _spread(firsts)]
+    return found
+
+
+def _spread(axes: Sequence[tuple[int, int]]) -> list[int]:
+    """Sums of a multiple of each stride, the last axis fastest."""
+    return [sum(at) for at in product(*([n * stride for n in range(size)] for size, stride in axes))]
 
 
 def _lists(value: list[Any], name: str, where: str) -> list[list[int]]:
@@ -105,18 +137,22 @@ def check_groups(
     world, source = _world(groups, sizes, devices)
     dimensions = [_judged(name, groups[name], world, sizes, cluster) for name in DIMENSIONS if name in groups]
     broken = [*_grid(sizes, dimensions, world), *_shared(groups)]
+    dealt = {each.dimension: groups[each.dimension] for each in dimensions if _deals_out(each, world)}
+    if not broken:
+        broken += _uncrossed(dealt, world)
     return CheckedGroups(
         devices=world,
         devices_from=source,
         ok=not broken and all(not each.broken for each in dimensions),
         dimensions=tuple(dimensions),
         broken=tuple(broken),
+        checked=tuple(_checked(dealt, sizes)),
     )
 
 
 def read_and_check(path: Path, sizes: Mapping[str, int], devices: int | None, cluster: ClusterSpec | None) -> CheckedGroups:
     """The judgement of a file's rank lists. InputError for a file that holds none."""
-    from .readers import read_file
+    from ..readers import read_file
 
     where, text = read_file(path)
     groups, own = read_groups(text, where)
@@ -231,6 +267,80 @@ def _shared(groups: Mapping[str, Sequence[Sequence[int]]]) -> Iterator[str]:
         if worst is not None and pairs[worst] > 1:
             both = f"{first} group {worst[0]} and {second} group {worst[1]}"
             yield f"{both} share {pairs[worst]} ranks; groups of two dimensions of a grid meet in one."
+
+
+DENSE, SPARSE = ("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp")
+"""The two grids over all ranks; a stage is the same set of ranks in both."""
+
+
+def _deals_out(each: GroupsOf, world: int) -> bool:
+    return (
+        not each.doubled
+        and each.touched == world == sum(size * count for size, count in each.sizes.items())
+        and len(each.sizes) == 1
+    )
+
+
+def _uncrossed(groups: Mapping[str, Sequence[Sequence[int]]], world: int) -> Iterator[str]:
+    """Dimensions that no grid has: what their groups chain together is not as large as the product of their sizes.
+
+    Groups of a grid that differ in some coordinates chain exactly the ranks that share all others, so that a group of dp that
+    mixes stages chains too many with cp or tp. Expert groups have to lie inside what tp, cp and dp chain: a stage.
+    """
+    place = {name: _places(lists, world) for name, lists in groups.items()}
+    told: list[set[str]] = []
+    for grid in (DENSE, SPARSE):
+        own = [name for name in grid if name in groups]
+        for count in range(2, len(own) + 1):
+            for names in combinations(own, count):
+                if any(known <= set(names) for known in told):
+                    continue
+                right = prod(len(groups[name][0]) for name in names)
+                sizes = np.bincount(_chained([place[name] for name in names], world), minlength=world)
+                odd = np.nonzero((sizes != right) & (sizes > 0))[0]
+                if len(odd):
+                    told.append(set(names))
+                    chained = f"the groups of {', '.join(names)} chain {sizes[odd[0]]:,} ranks from rank {odd[0]:,} on"
+                    yield f"{chained}; in a grid it is {'·'.join(str(len(groups[n][0])) for n in names)} = {right:,}."
+    if told or not {"tp", "dp"} <= groups.keys():
+        return
+    stage = _chained([place[name] for name in DENSE[:3] if name in groups], world)
+    for name in (each for each in SPARSE[:3] if each in groups):
+        outside = [index for index, group in enumerate(groups[name]) if len({int(stage[rank]) for rank in group}) > 1]
+        if outside:
+            first = f"the first is group {outside[0]}, ranks {_shown(groups[name][outside[0]])}"
+            yield f"{name}: {wording.count(len(outside), 'group')} with ranks of several stages ({first})."
+
+
+def _places(lists: Sequence[Sequence[int]], world: int) -> npt.NDArray[np.int64]:
+    """The group of each rank."""
+    found = np.zeros(world, dtype=np.int64)
+    for index, group in enumerate(lists):
+        found[list(group)] = index
+    return found
+
+
+def _chained(places: Sequence[npt.NDArray[np.int64]], world: int) -> npt.NDArray[np.int64]:
+    """For each rank the lowest that groups connect it with."""
+    label = np.arange(world)
+    while True:
+        before = label
+        for place in places:
+            least = np.full(int(place.max()) + 1, world)
+            np.minimum.at(least, place, label)
+            label = least[place]
+        if np.array_equal(before, label):
+            return label
+
+
+def _checked(dealt: Mapping[str, object], sizes: Mapping[str, int]) -> Iterator[str]:
+    """What was held against what, in sentences."""
+    yield "whether every rank is in one group of each dimension" + (", of the size that the layout says" if sizes else "")
+    grids = [[name for name in grid if name in dealt] for grid in (DENSE, SPARSE)]
+    crossed = [", ".join(names) for names in grids if len(names) > 1]
+    if crossed:
+        yield f"whether groups cross as those of a grid do: {'; '.join(crossed)}"
+    yield "not the order in which a framework itself would number ranks"
 
 
 def _stride(name: str, sizes: Mapping[str, int]) -> int | None:

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..cost_models.memory import GIB
-from ..cost_models.profile import load_profile
-from ..cost_models.step import CostModel
-from ..search_spaces.choices import PRICED_CP_TYPES
-from ..search_spaces.cluster import ClusterSpec
-from ..search_spaces.errors import Infeasible
-from ..search_spaces.inputs import build_problem, load_cluster
-from ..search_spaces.layout import Layout, Problem, Split
-from ..search_spaces.model import ModelSpec
-from ..search_spaces.quantities import model_constants
-from ..search_spaces.stack import Stack
+from ...cost_models.memory import GIB
+from ...cost_models.profile import load_profile
+from ...cost_models.step import CostModel
+from ...search_spaces.choices import PRICED_CP_TYPES
+from ...search_spaces.cluster import ClusterSpec
+from ...search_spaces.errors import Infeasible
+from ...search_spaces.inputs import build_problem, load_cluster
+from ...search_spaces.layout import Layout, Problem, Split
+from ...search_spaces.model import ModelSpec
+from ...search_spaces.quantities import model_constants
+from ...search_spaces.stack import Stack
+from ..exporters.splits import layer_counts
+from ..planner import assumptions, evaluate, plan, price_layout, switched
+from ..readers import Finding, Job, SplitWish, read_job
+from ..readers.options import may_shape_the_model
+from ..readers.restating import can_be_said, followers, recompute_written, stages_restated
+from ..readers.spelling import ends_spelled, overlap_spelled, spelled
+from ..readers.splits import cut, first_last_counts, uneven_remedy
+from ..result import PricedLayout
+from ..waterfall import changed_columns, term_bars, waterfall
 from .advice import advice
-from .checked import Change, Checked, Fit, Mended
-from .exporters.splits import layer_counts
-from .job_layout import filled, given_of, laid_out, model_of, stack_of
-from .legality import Broken, Known, broken_rules, known_of, nearest, not_judged
+from .checked import AND, Change, Checked, Fit, Mended
+from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_recipe
+from .legality import TRAINED, Broken, Known, broken_rules, known_of, nearest, not_judged
 from .mending import breaking_term, mends
-from .planner import assumptions, evaluate, plan, price_layout, switched
-from .readers import Finding, Job, SplitWish, read_job
-from .readers.spelling import ends_spelled, overlap_spelled, spelled
-from .readers.splits import cut, first_last_counts, uneven_remedy
-from .result import PricedLayout
 from .tolerance import Tolerance, judge
-from .waterfall import changed_columns, term_bars, waterfall
 
 Progress = Callable[[str, float], None]
+MENDED_BY_COLUMNS = frozenset({"C007", "C008", "C029", "C060", "C061", "C063a", "C071", "C072", "C023", "C040"})
+"""Rules that a reader finds broken and that other degrees, stages or batches can mend."""
+SHAPING = ("pp", "vpp", "stages")
+"""Decisions that change how stages are cut."""
 SAME = 1e-3
 """Share of the step below which another layout is not faster."""
 SIZES = {
@@ -80,10 +87,12 @@ def check(
     machine = load_cluster(cluster) if cluster is not None else job.problem.cluster if job.problem else None
     spec = model_of(job, model)
     software = stack_of(job, machine, stack, framework, framework_version)
+    job, left_open = with_recipe(job, spec)
     layout, dp, split, cut_wrong = laid_out(job, spec, software)
     known = known_of(job, layout, dp, split, spec, software, machine)
+    known = replace(known, rules=tuple(rule for rule in known.rules if not left_open or rule.id != "C060"))
     broken = [*_as_broken((*job.findings, *cut_wrong)), *_with_uneven(broken_rules(known), known)]
-    near = nearest(known, broken) if broken else []
+    near = _nearest(job, known, broken)
     unpriced = [*_missing(job, spec, machine, software), *_unpriceable(job, layout, dp, broken)]
     said = list(job.assumptions)
     problem = priced = found = curves = None
@@ -107,6 +116,7 @@ def check(
     way = _way(job, problem, cost, start, layout, found, fine)
     tolerance = _tolerance(job, machine, priced, problem, checkpoint_save_time_s)
     broken += tolerance.broken if tolerance else ()
+    said += tolerance.assumptions if tolerance else ()
     legal = not broken if known.judged or broken else None
     return Checked(
         paraplan=version("paraplan"),
@@ -134,14 +144,15 @@ def check(
             *advice(known, machine, problem, layout),
         ),
         judged=len(known.judged),
-        not_judged=not_judged(known),
+        not_judged=(*not_judged(known), *left_open),
         unpriced=tuple(dict.fromkeys(unpriced)),
         fit=fit,
         priced=priced,
         nearest_priced=start if priced is None else None,
         fault_tolerance=tolerance.model_copy(update={"broken": ()}) if tolerance else None,
         assumptions=tuple(dict.fromkeys(said)),
-        unknown=job.unknown,
+        unknown=tuple(each for each in job.unknown if not may_shape_the_model(each)),
+        may_change_model=tuple(each for each in job.unknown if may_shape_the_model(each)),
         unresolved=job.unresolved,
         **way,
     )
@@ -153,12 +164,35 @@ def _as_broken(findings: Iterable[Finding]) -> Iterator[Broken]:
 
 
 def _with_uneven(broken: Sequence[Broken], known: Known) -> Iterator[Broken]:
-    """The rules with, for an even split that does not come out, the uneven one that is nearest."""
+    """The rules with, for an even split that does not come out, the uneven one that is nearest.
+
+    The two chunks of a V are told of by their own rule.
+    """
+    ids = {each.rule for each in broken}
     for each in broken:
+        if each.rule == "C060" and "C075b" in ids:
+            continue
         remedy = (
             uneven_remedy(known.values["layers"], known.values["pp"]) if each.rule == "C060" and known.values["vpp"] == 1 else ""
         )
         yield each.model_copy(update={"sentence": f"{each.sentence[:-1]}, as would {remedy}."}) if remedy else each
+
+
+def _nearest(job: Job, known: Known, broken: Sequence[Broken]) -> list[dict[str, int]]:
+    """Legal changes of columns; none where something else is wrong that no column mends."""
+    if not broken or any(each.rule not in MENDED_BY_COLUMNS for each in job.findings):
+        return []
+    near = nearest(known, broken)
+    only_steps = job.format == "deepspeed" and {each.rule for each in job.findings} == {"C029"} and len(broken) == 1
+    return [{}, *near[:-1]] if only_steps and _steps(known.values) else near
+
+
+def _steps(values: Mapping[str, int]) -> int | None:
+    """Accumulation steps that make up the global batch; None where they are not whole."""
+    if not {"global_batch", "micro_batch", "dp"} <= values.keys():
+        return None
+    each = values["micro_batch"] * values["dp"]
+    return values["global_batch"] // each if values["global_batch"] % each == 0 else None
 
 
 # --- what it costs -----------------------------------------------------------------------------------------------------------
@@ -187,7 +221,7 @@ def _unpriceable(job: Job, layout: Layout, dp: int | None, broken: Sequence[Brok
         yield "A layout that does not divide its devices has no price."
     elif job.devices is not None and layout.devices > job.devices:
         yield f"A layout of {layout.devices:,} devices has no price on {job.devices:,}."
-    elif any(each.rule in ("C060", "C061", "C062", "C063", "C063a", "C071", "C072") for each in broken):
+    elif any(each.rule in ("C060", "C061", "C062", "C063", "C063a", "C071", "C072", "C074", "C075b") for each in broken):
         yield "A layout whose stages cannot be cut has no price."
     elif any(each.rule == "C002" for each in broken):
         yield "A layout whose expert grid does not fit its devices has no price."
@@ -302,7 +336,7 @@ def _way(
     way: dict[str, Any] = {"best": best, "certificate": found.certificate, "best_status": found.certificate.status}
     if priced is None or cost is None:
         columns = changed_columns(problem, layout, best.layout)
-        changes = [_change(job, layout, best.layout, column) for column in columns]
+        changes = [_change(job, layout, best.layout, column, columns) for column in columns]
         return {**way, "changes": tuple(change for change in changes if change.before != change.after)}
     faster = 1.0 - best.step_time_s / priced.step_time_s
     if faster < SAME and fine:
@@ -310,16 +344,12 @@ def _way(
     hidden, shown = _overlapped(job, problem, cost, priced)
     walk = waterfall(cost, hidden, best)
     walk = walk.model_copy(update={"difference_s": best.step_time_s - priced.step_time_s, "terms": term_bars(priced, best)})
-    changes = [
-        *shown,
-        *(
-            _change(job, priced.layout, best.layout, decision.column).model_copy(
-                update={"seconds": decision.seconds, "peak_gib": decision.peak_gib}
-            )
-            for decision in walk.decisions
-        ),
-    ]
-    changes.sort(key=lambda change: change.seconds or 0.0)
+    shares = {each.column: {"seconds": each.seconds, "peak_gib": each.peak_gib} for each in walk.decisions}
+    # from the job itself, also where the walk starts from the nearest legal layout
+    columns = tuple(dict.fromkeys((*changed_columns(problem, layout, best.layout), *shares)))
+    own = [_change(job, layout, best.layout, column, columns).model_copy(update=shares.get(column, {})) for column in columns]
+    changes = [*shown, *(change for change in own if change.before != change.after)]
+    changes.sort(key=lambda change: (change.seconds is None, change.seconds or 0.0))
     return {**way, "faster": faster, "waterfall": walk, "changes": tuple(changes)}
 
 
@@ -335,12 +365,28 @@ def _overlapped(job: Job, problem: Problem, cost: CostModel, priced: PricedLayou
     return hidden, [Change(column="overlap", before=before, after=after, seconds=seconds, peak_gib=gib)]
 
 
-def _change(job: Job, before: Layout, after: Layout, column: str) -> Change:
-    """One column's change; with the pipeline's shape goes how its stages are cut, where that has to be said."""
+def _change(job: Job, before: Layout, after: Layout, column: str, columns: Sequence[str]) -> Change:
+    """One column's change; with the first that shapes the pipeline goes how its stages are cut, where that has to be said."""
     said = [spelled(job.format, layout, column) for layout in (before, after)]
+    shaping = next((name for name in columns if name in SHAPING), None)
+    if column == "recompute" and (written := recompute_written(job.written)):
+        said[0] = written
+    if can_be_said(job, after):
+        if column == "etp" and "etp" not in job.written:
+            said[0] = f"no {said[1].split(' ')[0]}"
+        pairs = [] if column in ("vpp", "stages") else [(said[0], said[1])]
+        pairs += [*followers(job, after, column, columns), *(stages_restated(job, after) if column == shaping else [])]
+        pairs = [pair for pair in pairs if pair[0] != pair[1]]
+        if not pairs:
+            chunks = ("stages", "as the job cuts them", "as said above") if column == "stages" else ("vpp", before.vpp, after.vpp)
+            pairs = [(f"{chunks[0]} {chunks[1]}", f"{chunks[0]} {chunks[2]}")]
+        return Change(column=column, before=AND.join(old for old, _ in pairs), after=AND.join(new for _, new in pairs))
+    if job.format == "deepspeed" and column in ("tp", "cp", "pp", "micro_batch"):
+        steps = [f'"gradient_accumulation_steps": {layout.num_microbatches}' for layout in (before, after)]
+        said = [f"{text}{AND}{more}" for text, more in zip(said, steps, strict=True)] if steps[0] != steps[1] else said
     shaped = "pp" if before.pp != after.pp else "vpp"
     if column == shaped and (_uneven(before) or _uneven(after)):
-        said = [f"{text} {spelled(job.format, layout, 'stages')}" for text, layout in zip(said, (before, after), strict=True)]
+        said = [f"{text}{AND}{spelled(job.format, layout, 'stages')}" for text, layout in zip(said, (before, after), strict=True)]
     return Change(column=column, before=said[0], after=said[1])
 
 
@@ -350,10 +396,16 @@ def _uneven(layout: Layout) -> bool:
 
 def _spelled_change(job: Job, layout: Layout, change: Mapping[str, int], layers: int | None) -> tuple[str, ...]:
     """A change of columns in the format's words, with the uneven cut that it needs where the even one does not come out."""
-    own = {name: value for name, value in change.items() if name not in ("global_batch", "seq_len")}
+    own = {name: bool(v) if name == "sequence_parallel" else v for name, v in change.items() if name not in TRAINED}
     changed = layout.model_copy(update={**own, "stages": ()})
     words = {"global_batch": "global batch", "seq_len": "sequence length"}
     said = [spelled(job.format, changed, name) if name in own else f"{words[name]} {value}" for name, value in change.items()]
+    if job.format == "deepspeed":
+        each = changed.tp * changed.cp * changed.pp
+        batch = change.get("global_batch", job.global_batch)
+        dp = job.devices // each if job.devices else None
+        if batch and dp and batch % (changed.micro_batch * dp) == 0:
+            said.append(f'"gradient_accumulation_steps": {batch // (changed.micro_batch * dp)}')
     ends = first_last_counts(layers, changed.pp) if layers and layers % (changed.pp * changed.vpp) else None
     return (*said, ends_spelled(job.format, *ends)) if ends else tuple(said)
 

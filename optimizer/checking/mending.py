@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..cost_models.memory import GIB
-from ..cost_models.step import CostModel
-from ..search_spaces.choices import Choices, divisors
-from ..search_spaces.errors import Infeasible
-from ..search_spaces.layout import Layout, LayoutTable, Problem, Recompute, Split
-from ..search_spaces.quantities import constants, free_bytes
-from ..search_spaces.rules import rules_for, violations
-from ..search_spaces.workload import MEMORY_BAND
-from .planner import with_default_stages
-from .result import PricedLayout, Result
+from ...cost_models.memory import GIB
+from ...cost_models.step import CostModel
+from ...search_spaces.choices import Choices, divisors
+from ...search_spaces.errors import Infeasible
+from ...search_spaces.layout import Layout, LayoutTable, Problem, Recompute, Split
+from ...search_spaces.quantities import constants, free_bytes
+from ...search_spaces.rules import rules_for, violations
+from ...search_spaces.workload import MEMORY_BAND
+from ..planner import with_default_stages
+from ..result import PricedLayout, Result
 
 MOST_MENDS, MOST_PAIRED = 3, 4
 WIDENED = ("tp", "cp", "pp", "ep", "etp", "vpp")

@@ -1,0 +1,23 @@
+"""A sample of exported plans before torchtitan and DeepSpeed themselves; torchtitan_proof.py and deepspeed_proof.py run hundreds.
+
+Each proof makes fake process groups and changes its process, so it gets one of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(("module", "proof"), [("torchtitan", "torchtitan_proof.py"), ("deepspeed", "deepspeed_proof.py")])
+def test_sampled_plans_are_accepted(module: str, proof: str) -> None:
+    if find_spec(module) is None:
+        pytest.skip("the extra export-proof is not installed")
+    command = [sys.executable, str(Path(__file__).parent / proof), "--plans", "20", "--seed", "11"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "legal plans: 20 of 20 accepted" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert done.returncode == 0
