@@ -20,6 +20,9 @@ from .endurance import goodput_of
 from .planner import plan
 from .result import PricedLayout, Result
 
+RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
+MOVES = 1.05
+"""Largest over least ratio of prices from which on it is told how a size moves between them."""
 Progress = Callable[[str, float], None]
 
 
@@ -53,7 +56,8 @@ class Row(Result):
 
 class Overtake(Result):
     """Two clusters over the sizes: tokens per device of `second` over those of `first`, which is also the price of its device-hour
-    over the first's at which they cost the same; `sizes` are those from which on `second` is the cheaper one.
+    over the first's at which they cost the same; `sizes` are those from which on `second` is the cheaper one, and `by_ratio` has
+    them for other ratios of the prices, over the range in which they decide.
     """
 
     first: str
@@ -62,6 +66,7 @@ class Overtake(Result):
     price_ratio: float
     priced: bool  # else both device-hours are taken to cost the same
     sizes: tuple[float, ...] = ()
+    by_ratio: tuple[tuple[float, tuple[float, ...]], ...] = ()
     verdict: str
 
 
@@ -86,11 +91,15 @@ class Field:
     prices: Mapping[str, float]
 
 
-def read_prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """Prices of a device-hour from NAME=PRICE or YAML files of such pairs. InputError for no price, or of no cluster here."""
+def read_prices(given: Sequence[str], names: Sequence[str] | None = None) -> dict[str, float]:
+    """Prices of a device-hour from NAME=PRICE or YAML files of such pairs, of the clusters named or of all. InputError for no
+    price, or of no cluster here.
+    """
     found: dict[str, float] = {}
     for text in given:
         name, equals, price = text.partition("=")
+        if text.count("=") > 1:
+            raise InputError(f"--price {text[:60]}: names several clusters; repeat --price, once for each")
         pairs = {name.strip(): price} if equals else read_document(Path(text))
         for key, value in pairs.items():
             try:
@@ -99,10 +108,10 @@ def read_prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
                 number = math.nan
             if not 0 < number < math.inf:
                 raise InputError(f"--price {text[:60]}: {key} = {value!r} is not the price of a device-hour, such as 2.5")
-            if equals and key not in names:
+            if equals and names is not None and key not in names:
                 raise InputError(f"--price {text[:60]}: {key!r} is not compared here; there is {', '.join(names)}")
             found[key] = number
-    return {key: value for key, value in found.items() if key in names}
+    return {key: value for key, value in found.items() if names is None or key in names}
 
 
 def compare(
@@ -142,11 +151,7 @@ def overtake(rows: Sequence[Row], first: int, second: int, prices: Mapping[str, 
     priced = all(name in prices for name in names)
     ratio = prices[names[1]] / prices[names[0]] if priced else 1.0
     premium = [_premium(row.sides[first], row.sides[second]) for row in rows]
-    crossings = [
-        math.exp(math.log(a.parameters) + (ratio - p) / (q - p) * (math.log(b.parameters) - math.log(a.parameters)))
-        for (a, p), (b, q) in pairwise(zip(rows, premium, strict=True))
-        if p is not None and q is not None and p < ratio <= q
-    ]
+    crossings = _crossings(rows, premium, ratio)
     return Overtake(
         first=names[0],
         second=names[1],
@@ -154,8 +159,26 @@ def overtake(rows: Sequence[Row], first: int, second: int, prices: Mapping[str, 
         price_ratio=ratio,
         priced=priced,
         sizes=tuple(crossings),
+        by_ratio=tuple((each, tuple(_crossings(rows, premium, each))) for each in _ratios(premium)),
         verdict=_verdict(names, [each for each in premium if each is not None], ratio, crossings),
     )
+
+
+def _crossings(rows: Sequence[Row], premium: Sequence[float | None], ratio: float) -> list[float]:
+    """Parameters at which the premium rises through a ratio of prices."""
+    return [
+        math.exp(math.log(a.parameters) + (ratio - p) / (q - p) * (math.log(b.parameters) - math.log(a.parameters)))
+        for (a, p), (b, q) in pairwise(zip(rows, premium, strict=True))
+        if p is not None and q is not None and p < ratio <= q
+    ]
+
+
+def _ratios(premium: Sequence[float | None]) -> list[float]:
+    """Ratios of prices, a few between those at which one of the two is the cheaper one at every size."""
+    known = [each for each in premium if each is not None]
+    if len(known) < 2 or max(known) < min(known) * MOVES:
+        return []
+    return sorted({round(min(known) + share * (max(known) - min(known)), 2) for share in RATIOS})
 
 
 def _verdict(names: Sequence[str], premium: Sequence[float], ratio: float, crossings: Sequence[float]) -> str:
@@ -183,7 +206,7 @@ def _side(
     supernode = next(level.size or devices for level in cluster.levels if level.name == cluster.supernode)
     problem = build_problem(model, cluster, devices, global_batch, seq_len, None, precision)
     try:
-        best = plan(problem, top=1, inside_by_default=True).plan
+        best = plan(problem, top=1, inside_by_default=True, bound_cuts=False).plan
     except Infeasible as error:
         return Side(cluster=cluster.name, devices=devices, supernode=supernode, reason=error.summary)
     failures = Failures.of(problem)

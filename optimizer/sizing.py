@@ -131,7 +131,7 @@ def attempt(run: Run, devices: int) -> Tried:
     """The best layout on so many devices, and the days that the run takes with it, failures included where they are known."""
     problem = run.problem(devices)
     try:
-        best = plan(problem, profile=run.profile, top=1, inside_by_default=True).plan
+        best = plan(problem, profile=run.profile, top=1, inside_by_default=True, bound_cuts=False).plan
     except Infeasible as error:
         return Tried(devices=devices, reason=error.summary)
     failures = Failures.of(problem)
@@ -168,7 +168,7 @@ def arithmetic(
         Line(name="device-days", expression=f"{seconds:.4g} / 86400", value=seconds / SECONDS_PER_DAY, unit="days"),
         Line(
             name="devices",
-            expression=f"{seconds / SECONDS_PER_DAY:.4g} / {days:g} days",
+            expression=f"{seconds / SECONDS_PER_DAY:.4g} / {days:g} days, before they are rounded up to whole units",
             value=seconds / SECONDS_PER_DAY / days,
             unit="",
         ),

@@ -44,6 +44,7 @@ def compare_command(
     machines, counts = _clusters(clusters, devices)
     field = Field(machines, counts, read_prices(price or (), [machine.name for machine in machines]))
     wanted = [amount(part, "--sizes") for part in sizes.split(",")] if sizes is not None else []
+    once("--sizes", sizes or "", [f"{each:g}" for each in wanted])
     with Meter(shown=not (quiet or as_json)) as meter:
         found = compare(load_model(model), field, global_batch, seq_len, precision, wanted, meter)
     nothing = all(side.plan is None for row in found.rows for side in row.sides)
@@ -113,7 +114,8 @@ def _clusters(names: str, devices: str) -> tuple[tuple[ClusterSpec, ...], tuple[
     from ...search_spaces.inputs import check_devices, load_cluster
 
     machines = tuple(load_cluster(name) for name in _parts(names))
-    counts = [whole(part) for part in _parts(devices)]
+    counts = [_devices(part, devices) for part in _parts(devices)]
+    once("--clusters", names, [machine.name for machine in machines])
     if not machines or not counts or len(counts) not in (1, len(machines)):
         raise InputError(f"--devices {devices}: give one number for all of {names}, or one for each")
     counts = counts * len(machines) if len(counts) == 1 else counts
@@ -121,6 +123,20 @@ def _clusters(names: str, devices: str) -> tuple[tuple[ClusterSpec, ...], tuple[
         at_least_one("--devices", count)
         check_devices(machine, count)
     return machines, tuple(counts)
+
+
+def _devices(part: str, given: str) -> int:
+    try:
+        return whole(part)
+    except typer.BadParameter as error:
+        raise InputError(f"--devices {given}: {error.message}") from error
+
+
+def once(flag: str, given: str, names: Sequence[str]) -> None:
+    """InputError where one thing is listed twice."""
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise InputError(f"{flag} {given}: {twice} is given twice; leave one out")
 
 
 def _parts(text: str) -> Sequence[str]:

@@ -14,13 +14,16 @@ from . import wording
 from .drawing import BAD, GOOD, LABEL, STRONG, WIDE, grid, print_sections, section, width_of
 from .further import degrees
 
+EXACT = 100.0
+"""Below it a line of the arithmetic keeps its decimals."""
 SI = (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def render_compared(found: Compared, console: Console) -> None:
     """Prints a table for every size, and which cluster overtakes which."""
     width = width_of(console)
-    title = f"{found.model}   {found.global_batch:,} sequences of {found.seq_len:,} tokens a step   {found.precision}"
+    batch = f"{wording.count(found.global_batch, 'sequence')} of {found.seq_len:,} tokens a step"
+    title = f"{found.model}   {batch}   {found.precision}"
     sections: list[RenderableType] = [Text(title, style=STRONG)]
     sections += [_row(row, width, many=len(found.rows) > 1) for row in found.rows]
     sections += [_overtake(found.rows, each) for each in found.overtakes]
@@ -35,7 +38,7 @@ def render_sizing(found: Sizing, console: Console) -> None:
     assert best is not None and found.chosen.days is not None  # what is chosen is in time
     title = f"{found.model} on {found.cluster}   {count(found.tokens)} tokens in {found.days:g} days"
     used = "" if best.devices_idle == 0 else f", of which {best.devices_idle:,} idle"
-    answer = f"{found.chosen.devices:,} devices{used}: {found.chosen.days:.1f} days, {found.steps:,} steps of "
+    answer = f"{found.chosen.devices:,} devices{used}: {_days(found.chosen.days)}, {wording.count(found.steps, 'step')} of "
     answer += f"{wording.seconds(best.step_time_s)}, MFU {wording.percent(best.mfu)}"
     sections: list[RenderableType] = [Text(title, style=STRONG), section("Needed", Text(answer), Text(degrees(best.layout)))]
     sections.append(section("The arithmetic", _lines(found.lines)))
@@ -59,7 +62,7 @@ def goodput_section(found: Goodput, spare_servers: int | None = None) -> Rendera
             f"{wording.significant(found.checkpoint_tb)} TB; the fullest device copies {wording.gib(found.saved_gib)} to its host "
             f"in {wording.seconds(found.save_s)}, storage has it {span(found.drain_s)} later",
         ),
-        ("interval", f"a save every {span(found.interval_s)} is best"),
+        ("interval", f"a save every {span(found.interval_s)} is best{_textbook(found)}"),
         ("coming back", f"{span(found.back_s)} from a failure to the next step"),
     ]
     if found.fastest_effective_s is not None:
@@ -71,12 +74,25 @@ def goodput_section(found: Goodput, spare_servers: int | None = None) -> Rendera
     return section("Failures", table)
 
 
+def _textbook(found: Goodput) -> str:
+    """What the approximations say; the best is longer than they are where a save takes longer to drain."""
+    if found.young_interval_s is None or found.daly_interval_s is None:
+        return ""
+    drains = ", no sooner than the last one has drained" if found.interval_s == found.drain_s else ""
+    return f" (Young: {span(found.young_interval_s)}, Daly: {span(found.daly_interval_s)}){drains}"
+
+
 def span(seconds: float) -> str:
     """A duration of any length: 45 s, 12 min, 3.4 h, 12 days."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{wording.significant(seconds / size, 2)} {unit}"
     return wording.seconds(seconds, 2)
+
+
+def _days(days: float) -> str:
+    """Days, or what is shorter where there is less than one."""
+    return f"{days:.1f} days" if days >= 1.0 else span(86400.0 * days)
 
 
 def count(value: float) -> str:
@@ -135,20 +151,33 @@ def _overtake(rows: Sequence[Row], found: Overtake) -> RenderableType:
     for row, premium in zip(rows, found.premium, strict=True):
         style = GOOD if premium is not None and premium >= found.price_ratio else ""
         table.add_row(Text(count(row.parameters)), Text(wording.NONE if premium is None else f"{premium:.2f}×", style=style))
-    return section(f"{found.second} against {found.first}", table, Text(f"{found.verdict}."))
+    return section(f"{found.second} against {found.first}", table, Text(f"{found.verdict}."), *_by_ratio(found))
+
+
+def _by_ratio(found: Overtake) -> list[RenderableType]:
+    """From which sizes on the second one is the cheaper one, over prices."""
+    if not found.by_ratio:
+        return []
+    table = grid("right", "wrap")
+    table.add_row(Text("were its device-hour", style=LABEL), Text("it would be the cheaper one", style=LABEL))
+    for ratio, sizes in found.by_ratio:
+        where = "from " + " and ".join(map(count, sizes)) + " on" if sizes else "at the smaller sizes only"
+        table.add_row(Text(f"{ratio:.2f}×"), Text(where))
+    return [Text(""), table]
 
 
 def _lines(lines: Sequence[Line]) -> RenderableType:
     table = grid("left", "wrap", "right", "left", gap=2)
     for line in lines:
-        value = f"{line.value:,.0f}" if line.value < 1e7 else f"{line.value:.3g}"
+        exact = line.value < EXACT and line.value != round(line.value)  # a count of devices that is no whole one, say
+        value = wording.significant(line.value) if exact else f"{line.value:,.0f}" if line.value < 1e7 else f"{line.value:.3g}"
         table.add_row(Text(line.name, style=LABEL), Text(line.expression), Text(f"= {value}"), Text(line.unit))
     return table
 
 
 def _tried(tried: Sequence[Tried], found: Sizing) -> RenderableType:
     table = grid("right", "right", "right", "right", "right", "wrap")
-    table.add_row(*(Text(head, style=LABEL) for head in ("devices", "step", "MFU", "goodput", "days", "")))
+    table.add_row(*(Text(head, style=LABEL) for head in ("devices", "step", "MFU", "goodput", "takes", "")))
     for one in tried:
         if one.plan is None or one.days is None:
             table.add_row(Text(f"{one.devices:,}"), *[Text(wording.NONE)] * 4, Text(one.reason, style=BAD))
@@ -160,7 +189,7 @@ def _tried(tried: Sequence[Tried], found: Sizing) -> RenderableType:
             wording.seconds(one.plan.step_time_s),
             wording.percent(one.plan.mfu),
             goodput,
-            f"{one.days:.1f}",
+            _days(one.days),
         )
         idle = f"{one.plan.devices_idle:,} idle" if one.plan.devices_idle else ""
         mark = Text("in time", style=GOOD) if one.days <= found.days else Text("too slow", style=LABEL)

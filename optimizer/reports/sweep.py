@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ..sweep_grid import AXES
-from ..sweep_point import PLANNED
-from ..sweep_table import Row
+from ..sweeps.grid import AXES
+from ..sweeps.point import PLANNED
+from ..sweeps.table import Row
 from . import wording
 from .drawing import BAD, LABEL, grid, print_sections, section, width_of
 
@@ -25,7 +25,7 @@ def render_sweep(rows: Sequence[Row], left: int, where: str, console: Console) -
     """What is done; `left` points are not, `where` is the store."""
     width = width_of(console)
     planned = [row for row in rows if row["status"] in PLANNED]
-    parts = [f"{len(rows):,} points", f"{len(planned):,} planned", *_others(rows)]
+    parts = [wording.count(len(rows), "point"), f"{len(planned):,} planned", *_others(rows)]
     title = Text(" · ".join([*parts, *([f"{left:,} not done"] if left else [])]), style=LABEL)
     if not rows:
         print_sections(console, [section(where, Text("no points"), note=title)], width)

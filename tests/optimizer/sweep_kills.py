@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from paraplan.optimizer.sweep import run_sweep
-from paraplan.optimizer.sweep_point import digest_of
-from paraplan.optimizer.sweep_store import Store
+from paraplan.optimizer.sweeps.point import digest_of
+from paraplan.optimizer.sweeps.store import Store
+from paraplan.optimizer.sweeps.sweeper import run_sweep
 from sweep_stand_in import StandIn, grid
 
 POINTS, LEAST_KILLS = 150, 22

@@ -7,8 +7,8 @@ import uuid
 from collections import deque
 from pathlib import Path
 
-from paraplan.optimizer.sweep_grid import Point
-from paraplan.optimizer.sweep_point import Outcome, digest_of
+from paraplan.optimizer.sweeps.grid import Point
+from paraplan.optimizer.sweeps.point import Outcome, digest_of
 
 
 class StandIn:

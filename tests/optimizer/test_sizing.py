@@ -114,6 +114,10 @@ def test_one_overtakes_another_between_two_sizes() -> None:
     found = overtake(rows, 0, 1, {"a": 1.0, "b": 1.2})
     assert found.premium == pytest.approx(ratios)
     assert found.sizes == pytest.approx([8e11])
+    moved = dict(found.by_ratio)  # the premium lies between 1.0 and 1.3; 1.15 is a quarter of the way from 400B to 1,600B
+    assert list(moved) == pytest.approx([1.03, 1.09, 1.15, 1.21, 1.27])
+    assert moved[1.15] == pytest.approx((4e11 * 4**0.25,))
+    assert [sizes[0] for sizes in moved.values()] == sorted(sizes[0] for sizes in moved.values())
     assert "at no size" in overtake(rows, 0, 1, {"a": 1.0, "b": 2.0}).verdict
     assert "at every size" in overtake(rows, 0, 1, {"a": 1.0, "b": 0.9}).verdict
     assert not overtake(rows, 0, 1, {"a": 1.0}).priced
@@ -145,6 +149,32 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert "mi300x against hgx-h100" in shown and max(map(len, shown.splitlines())) <= 80
     assert main([*asked, "-q"]) == 0
     shown = capsys.readouterr().out
-    assert "device-seconds" in shown and "Failures" in shown
+    assert "device-seconds" in shown and "Failures" in shown and "Young: " in shown
     assert main([*asked[:6], "soon", *asked[7:]]) == 2
     assert main(["compare", "llama-3.2-3b", "--clusters", "hgx-h100,mi300x", "--devices", "8,8,8", *batch]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--clusters hgx-h100,hgx-h100 --devices 8", "--clusters hgx-h100,hgx-h100: hgx-h100 is given twice"),
+        ("--clusters hgx-h100,mi300x --devices 8,x", "--devices 8,x: 'x' is not a whole number"),
+        ("--clusters hgx-h100,mi300x --devices 8 --sizes 3B,3G", "--sizes 3B,3G: 3e+09 is given twice"),
+        ("--clusters hgx-h100,mi300x --devices 8 --price hgx-h100=1,mi300x=2", "repeat --price, once for each"),
+    ],
+)
+def test_lists_of_compare_name_their_option(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "llama-3.2-3b", "--global-batch", "16", "--seq-len", "4096", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_small_figures_of_a_sizing_are_not_rounded_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """An hour is no 0.0 days, and 0.05 devices are not 0: the count that is chosen is the next whole unit."""
+    asked = ["size", "llama-3.2-3b", "--cluster", "hgx-h100", "--tokens", "1e9", "--days", "10", "--global-batch", "16"]
+    assert main([*asked, "--seq-len", "4096", "--quiet"]) == 0
+    told = capsys.readouterr().out
+    needed = next(line for line in told.splitlines() if "8 devices:" in line)
+    assert " min, " in needed and "0.0 days" not in told
+    counted = next(line for line in told.splitlines() if line.strip().startswith("devices ") and "=" in line)
+    assert 0 < float(counted.rpartition("=")[2]) < 1
+    assert "rounded" in counted

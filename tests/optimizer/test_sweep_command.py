@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paraplan.optimizer import build_problem, plan, sweep_workers
+from paraplan.optimizer import build_problem, plan, sweep
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.sweep import run_sweep
-from paraplan.optimizer.sweep_grid import read_sweep
-from paraplan.optimizer.sweep_point import Outcome
-from paraplan.optimizer.sweep_store import Store
-from paraplan.optimizer.sweep_workers import Processes
+from paraplan.optimizer.sweeps import workers
+from paraplan.optimizer.sweeps.grid import read_sweep
+from paraplan.optimizer.sweeps.point import Outcome
+from paraplan.optimizer.sweeps.store import Store
+from paraplan.optimizer.sweeps.sweeper import run_sweep
+from paraplan.optimizer.sweeps.workers import Processes
 
 SWEEP = """
 models: [llama-3.1-8b, no-such-model]
@@ -65,6 +66,15 @@ def test_every_point_is_the_plan_that_plan_makes_or_a_reason(swept: tuple[Path, 
     assert "no-such-model" in points[2]["reason"]
     assert "plan" not in points[0]
     assert [point["devices"] for point in shown(swept[1], "model=llama*,devices>=8", capsys)] == [8]
+
+
+def test_the_library_sweeps_in_the_same_words(swept: tuple[Path, str]) -> None:
+    rows = sweep(swept[0], swept[1], workers=1)
+    assert [(row["model"], row["devices"], row["status"]) for row in rows][:2] == [
+        ("llama-3.1-8b", 1, "infeasible"),
+        ("llama-3.1-8b", 8, "optimal"),
+    ]
+    assert rows[1]["parameters"] > 8e9
 
 
 def test_the_same_command_again_plans_nothing(swept: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +133,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_planned(
 
 def test_a_killed_worker_is_replaced_and_its_point_retaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "sweep.yaml"
-    monkeypatch.setattr(sweep_workers, "RENEWED_AFTER", 1)  # after a point of its own, a worker is replaced too
+    monkeypatch.setattr(workers, "RENEWED_AFTER", 1)  # after a point of its own, a worker is replaced too
     path.write_text(SWEEP.replace("llama-3.1-8b, ", "").replace("[1, 8]", "[8, 16]"))
 
     class Struck(Processes):

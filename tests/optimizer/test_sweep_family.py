@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from paraplan.optimizer.sweep_family import FAMILIES, family_model, is_family, member_name, parameters
+from paraplan.optimizer.sweeps.family import FAMILIES, family_model, is_family, member_name, parameters
 from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.model import DenseMlp, MoeMlp
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from paraplan.optimizer.sweep_grid import Point, read_sweep
-from paraplan.optimizer.sweep_query import parse_query, select
+from paraplan.optimizer.sweeps.grid import Point, read_sweep
+from paraplan.optimizer.sweeps.query import parse_query, select
 from paraplan.search_spaces.errors import InputError
 
 BASE = "clusters: [hgx-h100]\ndevices: [8, 16]\nglobal_batch: [32, 4 per device]\nseq_len: [4096]\n"
@@ -41,6 +41,25 @@ def test_a_list_repeats_a_flag_that_may_be_repeated_and_spans_the_grid_for_other
     assert {tuple(point.options["fix"]) for point in spanned} == {("tp=1",), ("tp=2", "pp=1")}
 
 
+def test_a_batch_of_tokens_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None:
+    text = (
+        "models: gpt2\nclusters: hgx-h100\ndevices: 64\nseq_len: [4096, 32768, 1048576]\nglobal_batch: [4Mi tokens, 1 M tokens]\n"
+    )
+    found = {(point.seq_len, point.global_batch) for point in points(tmp_path, text)}
+    assert found == {(4096, 1024), (32768, 128), (1048576, 4), (4096, 244), (32768, 31), (1048576, 1)}
+
+
+def test_clusters_may_have_as_many_devices_as_have_one_peak_or_price(tmp_path: Path) -> None:
+    text = (
+        "models: gpt2\nclusters: [hgx-h100, gb200-nvl72, cloudmatrix-384]\nseq_len: 4096\nglobal_batch: 4096\n"
+        "devices: [64, peak of 2048 hgx-h100, price of 2048 hgx-h100]\n"
+        "prices: {hgx-h100: 2.5, gb200-nvl72: 5, cloudmatrix-384: 1.25}\n"
+    )
+    found = [(point.cluster, point.devices) for point in points(tmp_path, text)]
+    assert [count for _, count in found] == [64, 2048, 64, 768, 1024, 64, 5376, 4096]
+    # 2,048 of 989 TFLOP/s are 810 of 2,500 and 5,723 of 353.9: nearest are 192 trays of 4 (864 are 12 racks), and 7 supernodes
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -49,6 +68,11 @@ def test_a_list_repeats_a_flag_that_may_be_repeated_and_spans_the_grid_for_other
         (BASE + "models: gpt2\ndevice: 8", "did you mean 'devices'"),
         (BASE.replace("[8, 16]", "[0]") + "models: gpt2", "devices"),
         (BASE.replace("4 per device", "many") + "models: gpt2", "'4 per device'"),
+        (BASE.replace("8, 16", "8, half") + "models: gpt2", "'peak of 2048 hgx-h100'"),
+        (
+            BASE.replace("[hgx-h100]", "hgx-b200").replace("8, 16", "price of 8 hgx-h100") + "models: gpt2",
+            "prices has none of hgx-h100",
+        ),
         (BASE + "models: [{family: moe, sizes: [7X]}]", "sweep.yaml: sizes: '7X'"),
         (BASE + "models: gpt2\noptions: {engin: auto}", "did you mean 'engine'"),
         (BASE + "models: gpt2\noptions: {top: [1, 0]}", "options"),

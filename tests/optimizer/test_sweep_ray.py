@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from paraplan.optimizer.sweep import run_sweep
-from paraplan.optimizer.sweep_grid import Point
-from paraplan.optimizer.sweep_ray import LOCAL, Ray
-from paraplan.optimizer.sweep_store import Store
+from paraplan.optimizer.sweeps.grid import Point
+from paraplan.optimizer.sweeps.ray_workers import LOCAL, Ray
+from paraplan.optimizer.sweeps.store import Store
+from paraplan.optimizer.sweeps.sweeper import run_sweep
 from paraplan.search_spaces.errors import InputError
 
 

@@ -10,17 +10,17 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paraplan.optimizer import sweep, sweep_store
-from paraplan.optimizer.sweep import run_sweep
-from paraplan.optimizer.sweep_grid import Point
-from paraplan.optimizer.sweep_point import Outcome
-from paraplan.optimizer.sweep_store import POINTS, RUNNERS, Store
+from paraplan.optimizer.sweeps import store as sweep_store
+from paraplan.optimizer.sweeps import sweeper
+from paraplan.optimizer.sweeps.grid import Point
+from paraplan.optimizer.sweeps.point import Outcome
+from paraplan.optimizer.sweeps.store import POINTS, RUNNERS, Store
+from paraplan.optimizer.sweeps.sweeper import run_sweep
 from paraplan.search_spaces.errors import InputError
 from sqlalchemy import insert, select, update
 
@@ -41,7 +41,7 @@ def results(where: str) -> dict[str, str]:
     return found
 
 
-def ran(where: str, points: list[Point], log: Path) -> sweep.Run:
+def ran(where: str, points: list[Point], log: Path) -> sweeper.Run:
     store = Store(where)
     run = run_sweep(points, log.parent, store, StandIn(log))
     store.close()
@@ -56,27 +56,34 @@ def test_killed_at_random_moments_a_sweep_goes_on_and_no_result_is_lost_or_made_
     assert told["points"] <= told["computed"] <= told["points"] + told["kills"]  # at most the point that each was at
 
 
+SHARE = """
+import sys, time
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from paraplan.optimizer.sweeps.point import digest_of
+from paraplan.optimizer.sweeps.store import Store
+from paraplan.optimizer.sweeps.sweeper import run_sweep
+from sweep_stand_in import StandIn, grid
+where, log = sys.argv[1], Path(sys.argv[2])
+digest_of(grid(1)[0], log.parent)  # loads what a first point would load
+print("ready", flush=True)
+sys.stdin.read()
+run_sweep(grid(60), log.parent, Store(where), StandIn(log, 0.01))
+"""
+
+
 def test_processes_share_a_store_and_no_point_is_done_twice(where: str, tmp_path: Path) -> None:
-    points, logs = grid(60), [tmp_path / f"log{n}" for n in range(3)]
-    failed: list[BaseException] = []
-
-    def work(log: Path) -> None:
-        store = Store(where)
-        try:
-            run_sweep(points, tmp_path, store, StandIn(log, 0.002))
-        except BaseException as error:  # raised again below, in the thread that is watched
-            failed.append(error)
-        finally:
-            store.close()
-
-    threads = [threading.Thread(target=work, args=(log,)) for log in logs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    logs = [tmp_path / f"log{n}" for n in range(3)]
+    command = [sys.executable, "-c", SHARE.format(here=str(HERE)), where]
+    runs = [subprocess.Popen([*command, str(log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for log in logs]
+    for run in runs:
+        assert run.stdout is not None and run.stdout.readline() == b"ready\n"
+    for run in runs:  # all are ready: now they begin
+        assert run.stdin is not None
+        run.stdin.close()
+    assert [run.wait() for run in runs] == [0, 0, 0]
     planned = Counter(key for log in logs if log.exists() for key in log.read_text().split())
-    assert planned == Counter(point.key for point in points)
+    assert planned == Counter(point.key for point in grid(60))
     assert len(results(where)) == 60
 
 
@@ -126,10 +133,10 @@ def test_a_result_that_comes_late_does_not_replace_the_one_that_stands(where: st
 
 
 def test_another_sweep_extends_a_store_and_leaves_what_it_held(where: str, tmp_path: Path) -> None:
-    assert ran(where, grid(4), tmp_path / "log") == sweep.Run(4, 0, 4)
+    assert ran(where, grid(4), tmp_path / "log") == sweeper.Run(4, 0, 4)
     before = results(where)
-    assert ran(where, grid(6), tmp_path / "log") == sweep.Run(2, 0, 2)
-    assert ran(where, grid(2), tmp_path / "log") == sweep.Run(0, 0, 0)
+    assert ran(where, grid(6), tmp_path / "log") == sweeper.Run(2, 0, 2)
+    assert ran(where, grid(2), tmp_path / "log") == sweeper.Run(0, 0, 0)
     after = results(where)
     assert len(after) == 6
     assert before.items() <= after.items()
@@ -144,14 +151,14 @@ def test_points_whose_problem_or_version_changed_or_that_failed_are_planned_anew
         connection.execute(update(POINTS).where(POINTS.c.key == points[0].key).values(digest=""))  # as of one that failed
         connection.execute(update(POINTS).where(POINTS.c.key == points[1].key).values(version="0.0.1"))
     store.close()
-    assert ran(where, points, tmp_path / "log") == sweep.Run(0, 2, 2)
+    assert ran(where, points, tmp_path / "log") == sweeper.Run(0, 2, 2)
     assert {key for key, word in results(where).items() if before[key] == word} == {points[2].key}
     model, mine = tmp_path / "mine.yaml", [Point("mine.yaml", "hgx-h100", 8, 8, 4096, "bf16", {})]
     model.write_text("name: mine")
-    assert ran(where, mine, tmp_path / "log") == sweep.Run(1, 0, 1)
-    assert ran(where, mine, tmp_path / "log") == sweep.Run(0, 0, 0)
+    assert ran(where, mine, tmp_path / "log") == sweeper.Run(1, 0, 1)
+    assert ran(where, mine, tmp_path / "log") == sweeper.Run(0, 0, 0)
     model.write_text("name: mine\nhidden: 8")
-    assert ran(where, mine, tmp_path / "log") == sweep.Run(0, 1, 1)
+    assert ran(where, mine, tmp_path / "log") == sweeper.Run(0, 1, 1)
 
 
 def test_a_point_whose_worker_is_killed_is_tried_again_and_then_a_result_with_its_reason(where: str, tmp_path: Path) -> None:
@@ -164,7 +171,7 @@ def test_a_point_whose_worker_is_killed_is_tried_again_and_then_a_result_with_it
     store = Store(where)
     run_sweep(points, tmp_path, store, Deadly(log))
     store.close()
-    assert len(log.read_text().split()) == sweep.MOST_LOST
+    assert len(log.read_text().split()) == sweeper.MOST_LOST
     assert "were killed" in results(where)[points[0].key]
     assert ran(where, points, log).renewed == 1
 
@@ -221,8 +228,8 @@ FULL = """
 import resource, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
-from paraplan.optimizer.sweep import run_sweep
-from paraplan.optimizer.sweep_store import Store
+from paraplan.optimizer.sweeps.sweeper import run_sweep
+from paraplan.optimizer.sweeps.store import Store
 from paraplan.search_spaces.errors import InputError
 from sweep_stand_in import StandIn, grid
 log = Path(sys.argv[2])

@@ -1,4 +1,4 @@
-"""One process that plans points: `python -m paraplan.optimizer.sweep_worker FD`, where FD is its end of a pipe.
+"""One process that plans points: `python -m paraplan.optimizer.sweeps.worker FD`, where FD is its end of a pipe.
 
 A module that is run, not a function of a process that multiprocessing starts: that would run the caller's own script once more.
 """
@@ -22,7 +22,7 @@ def main() -> None:
         os.environ.setdefault(name, "1")
     tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, tasks), daemon=True).start()
-    from .sweep_point import solve
+    from .point import solve
 
     connection.send(READY)
     while True:

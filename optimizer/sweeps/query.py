@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..search_spaces.documents import did_you_mean
-from ..search_spaces.errors import InputError
-from .sweep_table import TEXT, Row
+from ...search_spaces.documents import did_you_mean
+from ...search_spaces.errors import InputError
+from .table import TEXT, Row
 
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 SAME, OTHER = "=", "!="

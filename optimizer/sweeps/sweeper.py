@@ -1,4 +1,4 @@
-"""Runs a sweep: claims points, has them planned side by side, writes each as it ends, and waits for what others are at.
+"""Runs sweeps: claims points, has them planned side by side, writes each as it ends, and waits for what others are at.
 
 A store may hold points of other sweeps; they stay as they are. What was planned before counts if it followed from the same problem,
 curves and version of paraplan; the rest, and points that failed, are planned anew.
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from ..search_spaces.errors import InputError
-from .sweep_grid import Point
-from .sweep_point import Outcome, digest_of
-from .sweep_store import Store
-from .sweep_table import record_of
-from .sweep_workers import Pool
+from ...search_spaces.errors import InputError
+from .grid import Point, read_sweep
+from .point import Outcome, digest_of
+from .store import Store
+from .table import Row, record_of, rows_of
+from .workers import Pool
 
 TURN_S = 0.5  # at the latest so often what others did is looked at
 BEAT_S = 5.0
@@ -38,6 +38,24 @@ class Run:
     added: int
     renewed: int
     planned: int
+
+
+def sweep(sweep_file: Path | str, store: str, *, workers: int | None = None, progress: Progress | None = None) -> list[Row]:
+    """Plans every point of a sweep.yaml that the store, a file or a URL, has no result for, and returns a row for each.
+
+    `workers` processes of this machine plan, as many as there are cores by default. InputError for a sweep or a store that is none.
+    """
+    from .workers import Processes, usable_cores
+
+    path = Path(sweep_file)
+    points, place = read_sweep(path), Store(store)
+    pool = Processes(min(workers or usable_cores(), len(points)))
+    try:
+        run_sweep(points, path.absolute().parent, place, pool, progress)
+        return [row for _, row in rows_of(place, [point.key for point in points])]
+    finally:
+        pool.close()
+        place.close()
 
 
 def run_sweep(points: Sequence[Point], folder: Path, store: Store, pool: Pool, progress: Progress | None = None) -> Run:

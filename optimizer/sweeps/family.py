@@ -23,8 +23,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..search_spaces.errors import InputError
-from ..search_spaces.model import Attention, DenseMlp, LayerKind, ModelSpec, MoeMlp
+from ...search_spaces.errors import InputError
+from ...search_spaces.model import Attention, DenseMlp, LayerKind, ModelSpec, MoeMlp
 
 VOCABULARY = 131_072
 HEAD = 128

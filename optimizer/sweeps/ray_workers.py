@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..search_spaces.errors import InputError
-from .sweep_grid import Point
+from ...search_spaces.errors import InputError
+from .grid import Point
 
 if TYPE_CHECKING:
-    from .sweep_point import Outcome
+    from .point import Outcome
 
 LOCAL = "local"
 """The address that starts Ray on this machine."""
@@ -30,14 +30,9 @@ class Ray:
             raise InputError("--ray: Ray is not installed; pip install 'paraplan[ray]', or leave the option out") from error
         self._ray: Any = ray
         local = address == LOCAL
+        more: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False} if local else {}
         try:
-            ray.init(
-                address="local" if local else address,
-                num_cpus=workers if local else None,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **({"include_dashboard": False} if local else {}),
-            )
+            self._ray.init(address="local" if local else address, log_to_driver=False, logging_level="ERROR", **more)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"--ray {address}: no cluster answers there ({reason}); start one, or write --ray {LOCAL}") from error
@@ -72,6 +67,6 @@ class Ray:
 
 
 def _solve(asked: str, folder: str) -> Outcome:
-    from .sweep_point import solve
+    from .point import solve
 
     return solve(Point.from_json(asked), Path(folder))

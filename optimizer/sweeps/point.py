@@ -13,14 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..search_spaces.errors import Infeasible, InputError
-from ..search_spaces.inputs import Kind, catalog_names
-from .sweep_family import family_model, is_family
-from .sweep_grid import PlanOptions, Point
+from ...search_spaces.errors import Infeasible, InputError
+from ...search_spaces.inputs import Kind, catalog_names
+from .family import family_model, is_family
+from .grid import PlanOptions, Point
 
 if TYPE_CHECKING:
-    from ..search_spaces.layout import Problem
-    from .leftover import Left
+    from ...search_spaces.layout import Problem
+    from ..leftover import Left
 
 Status = Literal["optimal", "feasible", "infeasible", "bad input", "failed"]
 PLANNED: tuple[Status, ...] = ("optimal", "feasible")
@@ -50,8 +50,9 @@ class Outcome:
 
 def solve(point: Point, folder: Path) -> Outcome:
     """Plans a point; words that name files are looked up beside the sweep.yaml, in `folder`."""
-    from .commands.planning import refine_asked
-    from .planner import plan
+    from ..checkpoint_traffic import parse_way, with_checkpoints
+    from ..commands.planning import refine_asked
+    from ..planner import plan
 
     begun = time.monotonic()
     digest = ""
@@ -73,7 +74,10 @@ def solve(point: Point, folder: Path) -> Outcome:
             refine=refine_asked(options.refine, options.trials, options.hedge_imbalance, options.hedge_by),
             inside_by_default=not options.inside,
             left=left,
+            bound_cuts=options.bound_cuts,
         )
+        if options.checkpoint is not None:
+            found = with_checkpoints(found, parse_way(problem.cluster, options.checkpoint), profile)
     except InputError as error:
         return Outcome("bad input", digest or _refusal(error), time.monotonic() - begun, str(error))
     except Infeasible as error:
@@ -97,9 +101,9 @@ def digest_of(point: Point, folder: Path) -> str:
 
 def problem_of(point: Point, options: PlanOptions, folder: Path) -> tuple[Problem, Left | None]:
     """The problem as plan would build it from the same words, and what is left of the cluster, where options say so."""
-    from ..search_spaces.inputs import build_problem, load_model
-    from .commands.placing import measured_imbalance
-    from .commands.planning import what_is_left
+    from ...search_spaces.inputs import build_problem, load_model
+    from ..commands.placing import measured_imbalance
+    from ..commands.planning import what_is_left
 
     cluster = _named("clusters", point.cluster, folder)
     machine, devices, left = what_is_left(cluster, point.devices, options.free, options.lost, options.slow)
@@ -125,19 +129,20 @@ def problem_of(point: Point, options: PlanOptions, folder: Path) -> tuple[Proble
         vocab_size=options.vocab_size,
         reserved_gib=options.reserve,
         offload_to=options.offload_to,
+        rank_order=options.rank_order,
     )
     return problem, left
 
 
 @cache
 def _shipped_curves(accelerator: str) -> str:
-    from ..cost_models.profile import load_profile
+    from ...cost_models.profile import load_profile
 
     return load_profile(accelerator).model_dump_json()
 
 
 def _digest(problem: Problem, profile: str | None, point: Point) -> str:
-    from ..cost_models.profile import load_profile
+    from ...cost_models.profile import load_profile
 
     name = problem.cluster.accelerator.name
     curves = _shipped_curves(name) if profile is None else load_profile(name, profile).model_dump_json()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,10 +33,10 @@ from sqlalchemy import (
     update,
 )
 
-from .sweep_grid import Point
-from .sweep_opening import alone, opened, told
-from .sweep_point import Outcome
-from .sweep_presence import machine, process, runs
+from .grid import Point
+from .opening import alone, opened, told
+from .point import Outcome
+from .presence import machine, process, runs
 
 T = TypeVar("T")
 LEASE_S = 60.0
@@ -122,6 +123,15 @@ class Store:
                 for some in _some(keys)
                 for row in connection.execute(select(POINTS.c.key, POINTS.c.state, POINTS.c.owner).where(POINTS.c.key.in_(some)))
             }
+
+    def statuses(self, keys: Iterable[str]) -> dict[str, int]:
+        """How many of the points that are done have each status."""
+        found: Counter[str] = Counter()
+        with self._transaction() as connection:
+            for some in _some(keys):
+                chosen = select(POINTS.c.status).where(POINTS.c.key.in_(some), POINTS.c.state == DONE)
+                found.update(connection.scalars(chosen))
+        return dict(found)
 
     def origins(self, keys: Iterable[str]) -> dict[str, tuple[str, str]]:
         """What the result of every point that is done followed from, and the version that planned it."""

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from .sweep_grid import Point
-    from .sweep_point import Outcome
+    from .grid import Point
+    from .point import Outcome
 
 PATIENCE_S = 5.0  # for a worker to end
 RENEWED_AFTER = 200
 """Points after which a worker is replaced: what a process has allocated for its largest problems it does not all give back."""
-WORKER = "paraplan.optimizer.sweep_worker"
+WORKER = "paraplan.optimizer.sweeps.worker"
 
 
 class Pool(Protocol):

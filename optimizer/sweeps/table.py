@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..search_spaces.errors import Infeasible, InputError
-from .sweep_grid import AXES, Point
-from .sweep_point import Outcome
-from .sweep_store import Store
-from .writing import write_file, write_folder
+from ...search_spaces.errors import Infeasible, InputError
+from ..writing import write_file, write_folder
+from .grid import AXES, Point
+from .point import Outcome
+from .store import Store
 
 Row = dict[str, Any]
 FIGURES = (
+    *("parameters", "active_parameters"),
     *("step_time_s", "tokens_per_s_per_device", "tokens_per_s", "model_tflops_per_device", "mfu", "peak_gib", "usable_gib"),
     *("memory_verdict", "cross_supernode_share", "devices_used", "devices_idle"),
 )
@@ -27,7 +28,7 @@ CHOICES = (
 )
 PROOF = ("legal", "gap")
 ABOUT = ("seconds", "paraplan", "reason")
-WHOLE = frozenset(("devices", "global_batch", "seq_len", "devices_used", "devices_idle", *CHOICES[:10], "legal"))
+WHOLE = frozenset((*FIGURES[:2], "devices", "global_batch", "seq_len", "devices_used", "devices_idle", *CHOICES[:10], "legal"))
 TEXT = frozenset(("model", "cluster", "precision", "status", "memory_verdict", "paraplan", "reason", *CHOICES[10:]))
 
 
@@ -35,12 +36,16 @@ def record_of(outcome: Outcome) -> str:
     """The figures of an outcome that its row shows, as JSON; an empty object where there is no plan."""
     if outcome.document is None:
         return "{}"
+    from ...search_spaces.model import ModelSpec
+
     found = outcome.plan_json()
     plan, proof = found["plan"], found["certificate"]
+    model = ModelSpec.model_validate(found["problem"]["model"])
     work, memory = found["problem"]["workload"], plan["memory"]
     tokens = work["global_batch"] * work["seq_len"]
     own = {"tokens_per_s": tokens / plan["step_time_s"], "peak_gib": memory["peak_gib"], "usable_gib": memory["usable_gib"]}
-    figures = {**plan, **own, "memory_verdict": memory["verdict"]}
+    sizes = {"parameters": model.parameters(), "active_parameters": model.active_parameters()}
+    figures = {**sizes, **plan, **own, "memory_verdict": memory["verdict"]}
     return json.dumps(
         {
             **{name: figures[name] for name in FIGURES},
@@ -64,9 +69,10 @@ def rows_of(store: Store, keys: Iterable[str] | None = None) -> list[tuple[str, 
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Columns of a table of the rows: all that there is, options behind what they span beside."""
+    """Columns of a table of the rows: all that there is, options behind what they span beside, and last what was added to rows."""
     options = sorted({name for row in rows for name in row if name.startswith("option ")})
-    return (*AXES, *options, "status", *FIGURES, *CHOICES, *PROOF, *ABOUT)
+    known = (*AXES, *options, "status", *FIGURES, *CHOICES, *PROOF, *ABOUT)
+    return tuple(dict.fromkeys((*known, *(name for row in rows for name in row))))
 
 
 def documents(store: Store, keys: Iterable[str]) -> Iterable[tuple[Point, Outcome]]:
@@ -122,8 +128,8 @@ def export_winners(
 
     Returns how many folders there are, and in sentences which plans the framework cannot express.
     """
-    from .exporters import render
-    from .result import Plan
+    from ..exporters import render
+    from ..result import Plan
 
     files: dict[str, str | bytes] = {}
     notes: list[str] = []

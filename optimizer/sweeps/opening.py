@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, MetaData, create_engine, event, exc, inspect, text
 from sqlalchemy.engine import URL, make_url
 
-from ..search_spaces.errors import InputError
+from ...search_spaces.errors import InputError
 
 PATIENCE_S = 60  # for another process's write to an SQLite file
 MAGIC = b"SQLite format 3\0"
@@ -134,9 +135,22 @@ def _on_connect(connection: Any, _: object) -> None:
     """
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
+    _write_ahead(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()
+
+
+def _write_ahead(cursor: sqlite3.Cursor) -> None:
+    """Switching needs the file alone for a moment, and SQLite does not wait for that as it does for a write: others open it too."""
+    ends = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > ends:
+                raise
+            time.sleep(0.05)
 
 
 def _make_tables(engine: Engine, tables: MetaData) -> None:
