@@ -1,5 +1,6 @@
 """How the best layout is found and handed over: plan(problem) → Plan, evaluate(problem, layout), why_not and ablation of a choice,
-check of an existing job, compare_layouts, switch from a running job; exporters, reports, the command.
+check of an existing job, compare_layouts, switch from a running job, place_experts; sweep of many problems, size of a run, compare
+of clusters; exporters, reports, the command.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..search_spaces.errors import Infeasible, InputError
     from ..search_spaces.inputs import build_problem
-    from .checked import Checked
-    from .checker import check
+    from .checking.checked import Checked
+    from .checking.checker import check
+    from .comparing import compare
+    from .expert_loads import ExpertLoads, read_loads
+    from .expert_placement import ExpertPlacement, place_experts
     from .planner import evaluate, plan
     from .result import (
         Certificate,
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
         StageMemory,
         Switch,
     )
+    from .sizing import size
     from .study import Refine
+    from .sweeps.sweeper import sweep
     from .switching import switch
     from .waterfall import compare_layouts
     from .why import ablation, why_not
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Certificate",
     "Checked",
+    "ExpertLoads",
+    "ExpertPlacement",
     "FrontCertificate",
     "FrontPoint",
     "Infeasible",
@@ -49,23 +57,35 @@ __all__ = [
     "ablation",
     "build_problem",
     "check",
+    "compare",
     "compare_layouts",
     "evaluate",
+    "place_experts",
     "plan",
+    "read_loads",
+    "size",
+    "sweep",
     "switch",
     "why_not",
 ]
 
 _HOME = {
-    "check": ".checker",
-    "Checked": ".checked",
+    "check": ".checking.checker",
+    "Checked": ".checking.checked",
     "plan": ".planner",
     "evaluate": ".planner",
+    "compare": ".comparing",
     "compare_layouts": ".waterfall",
+    "size": ".sizing",
+    "sweep": ".sweeps.sweeper",
     "why_not": ".why",
     "ablation": ".why",
     "switch": ".switching",
     "Refine": ".study",
+    "place_experts": ".expert_placement",
+    "ExpertPlacement": ".expert_placement",
+    "ExpertLoads": ".expert_loads",
+    "read_loads": ".expert_loads",
     "build_problem": "..search_spaces.inputs",
     "InputError": "..search_spaces.errors",
     "Infeasible": "..search_spaces.errors",

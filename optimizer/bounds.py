@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..cost_models.layers import EP
 from ..cost_models.memory import static_rates
 from ..cost_models.pipeline import admissible_s, bound_s, in_flight
 from ..cost_models.rows import Rows
+from ..cost_models.schedules import DUALPIPE, PAIRED, SPLIT
+from ..cost_models.split_passes import stage_loads
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.choices import FRAME, PRICED_CP_TYPES
 from ..search_spaces.enumeration import Frames, Space
-from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Floats, Ints, LayoutTable, distinct_rows
+from ..search_spaces.groups import INNERMOST
+from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Bools, Floats, Ints, LayoutTable, distinct_rows
 from .stages import default_cuts
 
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
@@ -41,17 +45,49 @@ def work_bounds_s(model: CostModel, rows: Rows) -> Floats:
 
 
 def _bounds_s(model: CostModel, rows: Rows, p2p_s: Floats, after: Floats) -> Floats:
-    table, largest_s = rows.table, rows.largest_s
+    table, whole = rows.table, rows.depth >= len(model.blocks)
     # A block depth redoes fewer layers when stages are cut unevenly, down to one stage's worth: count none.
-    work = rows.work_s + np.where(rows.depth >= len(model.blocks), rows.again_s, 0.0)
+    work, largest_s = rows.work_s + np.where(whole, rows.again_s, 0.0), _fullest_s(rows, whole)
     bound = np.empty(len(table))
     for code in np.unique(table.schedule).tolist():
         members = np.nonzero(table.schedule == code)[0]
         pp, m, w, extra = table.pp[members], table.num_microbatches[members], work[members], after[members]
+        if SCHEDULES[code] in SPLIT:
+            bound[members] = (m + extra) * (w - _paired_s(SCHEDULES[code], rows.take(members))) / pp
+            continue
         paths = bound_s(SCHEDULES[code], pp, table.vpp[members], w, largest_s[members], p2p_s[members], m)
         steady = np.where(m > pp, w + (m - 1 + extra) * w / pp, 0.0) if code == ONE_F_ONE_B else (m + extra) * w / pp
         bound[members] = np.maximum(paths, steady)
     return bound + model.problem.stack.step_overhead_s.value
+
+
+def _fullest_s(rows: Rows, whole: Bools) -> Floats:
+    """Work per micro-batch that some stage does at least, (n,): of every kind of blocks one holds their mean number, rounded up.
+
+    `whole` (n,): all that is recomputed is.
+    """
+    found = np.zeros(len(rows))
+    for name in rows.pieces.names:
+        piece = rows.pieces.pieces[name]
+        each = piece.work_s[rows.factor] + np.where(whole, piece.again_s[rows.factor], 0.0)
+        np.maximum(found, -(-rows.pieces.counts[name] // rows.table.pp) * each, out=found)
+    return found
+
+
+def _paired_s(schedule: str, rows: Rows) -> Floats:
+    """Seconds of a micro-batch's exchanges of tokens that pairs of passes can hide, (n,)."""
+    found = np.zeros(len(rows))
+    for name in (*rows.pieces.names, "embedding", "head") if schedule in PAIRED else ():
+        piece, count = rows.pieces.pieces[name], rows.pieces.counts[name]
+        found += count * (piece.forward_s[EP] + piece.backward_s[EP] + piece.recompute_s[EP])[rows.factor]
+    return found
+
+
+def _least_held(schedule: str, pp: int, vpp: int, num_microbatches: Ints) -> Floats:
+    """Micro-batches that stages keep in flight at their peak, at least, (n, pp): of split passes one of one chunk."""
+    if schedule in SPLIT:
+        return np.full((len(num_microbatches), pp), 0.5 if schedule == DUALPIPE else 1.0 / vpp)
+    return in_flight(schedule, pp, vpp, num_microbatches[:, None], np.arange(pp)[None, :]) / vpp
 
 
 def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
@@ -64,6 +100,11 @@ def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
             t, schedule = part.table, SCHEDULES[int(part.table.schedule[0])]
             load = part.chunks(default_cuts(model, part))
             pp, vpp = int(t.pp[0]), int(t.vpp[0])
+            if schedule in SPLIT:  # the stage that does most, where no pair hides any of it
+                held = stage_loads(part, load)
+                busy = (held.forward_s + held.backward_s).max(axis=1) if schedule not in PAIRED else np.zeros(len(part))
+                bound[some] = t.num_microbatches * busy
+                continue
             bound[some] = admissible_s(schedule, pp, vpp, load.forward_s, load.backward_s, 0.0, t.num_microbatches)
     return bound + model.problem.stack.step_overhead_s.value
 
@@ -135,7 +176,7 @@ def _bytes_at_least(model: CostModel, rows: Rows, rates: tuple[Floats, Floats]) 
     for members in same_shape(rows.table):
         t = rows.table.take(members)
         schedule, pp, vpp = SCHEDULES[int(t.schedule[0])], int(t.pp[0]), int(t.vpp[0])
-        flight = in_flight(schedule, pp, vpp, t.num_microbatches[:, None], np.arange(pp)[None, :]) / vpp
+        flight = _least_held(schedule, pp, vpp, t.num_microbatches)
         a, r = static[members], active[members]
         whole_a, whole_r = (a @ counts)[:, None], (r @ counts)[:, None]
         mu = 1.0 / np.maximum(whole_a + flight * whole_r, 1.0)
@@ -170,30 +211,50 @@ def frame_bounds(model: CostModel, space: Space) -> tuple[Floats, npt.NDArray[np
     unique, member = _distinct(frames, ("tp", "cp", "ep", "etp"))
     least = np.full(len(frames), np.inf)
     sequences = model.problem.workload.global_batch // frames.dp
-    micro_batches = np.unique(space.pipeline_lists.table["micro_batch"])
-    schedules = [SCHEDULES[int(code)] for code in np.unique(space.pipeline_lists.table["schedule"])]
-    work, dense, expert = _least_work(model, space, unique, micro_batches)
-    for micro_batch, work_s in zip(micro_batches.tolist(), work, strict=True):
-        m = sequences // micro_batch
-        rows = np.nonzero((sequences % micro_batch == 0) & (m > 0))[0]
-        for schedule in schedules:
-            bound = bound_s(schedule, frames.pp[rows], 1, work_s[member[rows]], 0.0, 0.0, m[rows])
-            least[rows] = np.minimum(least[rows], bound)
+    offered = _offered(space)
+    micro_batches = sorted({micro_batch for _, micro_batch in offered})
+    paired = next((SCHEDULES[code] for code, _ in offered if SCHEDULES[code] in PAIRED), "")
+    work, kinds, dense, expert = _least_work(model, space, unique, np.array(micro_batches, dtype=np.int64), paired)
+    for (code, micro_batch), rows in offered.items():
+        place, pp, m, schedule = micro_batches.index(micro_batch), frames.pp[rows], sequences[rows] // micro_batch, SCHEDULES[code]
+        work_s = work[place, member[rows]]
+        fullest_s = np.max([-(-count // pp) * each_s[place, member[rows]] for count, each_s in kinds], axis=0)
+        bound = m * work_s / pp if schedule in SPLIT else bound_s(schedule, pp, 1, work_s, fullest_s, 0.0, m)
+        least[rows] = np.minimum(least[rows], bound)
     fits = _least_states(model, space, dense[member], expert[member]) <= model.usable_bytes
     return least + model.problem.stack.step_overhead_s.value, fits
 
 
-def _least_work(model: CostModel, space: Space, frames: Frames, micro_batches: Ints) -> tuple[Floats, Floats, Floats]:
-    """Least seconds of a micro-batch over cp types, forward and backward, (micro-batches, frames); and weights on a rank of
-    one stage, dense and expert, (frames,).
+def _offered(space: Space) -> dict[tuple[int, int], npt.NDArray[np.intp]]:
+    """The frames that may have each schedule with each micro-batch, by the code of the one and the size of the other."""
+    lists = space.pipeline_lists
+    codes, code = np.unique(lists.table["schedule"], return_inverse=True)
+    sizes, size = np.unique(lists.table["micro_batch"], return_inverse=True)
+    first, member = distinct_rows([lists.start, lists.count])
+    found = np.zeros((len(first), len(codes), len(sizes)), dtype=bool)
+    for row, (start, count) in enumerate(zip(lists.start[first].tolist(), lists.count[first].tolist(), strict=True)):
+        choice = lists.choice[start : start + count]
+        found[row, code[choice], size[choice]] = True
+    return {(int(a), int(b)): np.nonzero(found[:, i, j][member])[0] for i, a in enumerate(codes) for j, b in enumerate(sizes)}
+
+
+def _least_work(
+    model: CostModel, space: Space, frames: Frames, micro_batches: Ints, paired: str
+) -> tuple[Floats, list[tuple[int, Floats]], Floats, Floats]:
+    """Least seconds of a micro-batch over cp types, forward and backward, (micro-batches, frames); how many blocks there are of
+    every kind, with those of one; and weights on a rank of one stage, dense and expert, (frames,). What pairs of a `paired`
+    schedule hide is left out.
     """
     offered = [name for name in model.problem.stack.cp_types if name in PRICED_CP_TYPES]
     cp_types = [CP_TYPES.index(name) for name in model.problem.workload.fix.get("cp_type", offered)]
     tables = [_plain_table(space, frames, size, code) for size in micro_batches.tolist() for code in cp_types]
     rows = model.rows(LayoutTable.concatenate(tables))
-    work_s = rows.work_s.reshape(len(micro_batches), len(cp_types), len(frames)).min(axis=1)
+    shape = len(micro_batches), len(cp_types), len(frames)
+    work_s = (rows.work_s - _paired_s(paired, rows)).reshape(shape).min(axis=1)
+    pieces = ((rows.pieces.counts[name], rows.pieces.pieces[name]) for name in rows.pieces.names)
+    kinds = [(count, piece.work_s[rows.factor].reshape(shape).min(axis=1)) for count, piece in pieces]
     dense, expert = (weights[rows.factor[: len(frames)]] for weights in rows.pieces.rank_weights)
-    return work_s, dense, expert
+    return work_s, kinds, dense, expert
 
 
 def _least_states(model: CostModel, space: Space, dense: Floats, expert: Floats) -> Floats:
@@ -216,7 +277,9 @@ def _plain_table(
     hsdp: int = 0,
     offload: float = 0.0,
 ) -> LayoutTable:
-    """One row per frame: nothing recomputed, whole batch in one micro-batch count that no bound reads."""
+    """One row per frame: nothing recomputed, whole batch in one micro-batch count that no bound reads, and groups where the flags'
+    rank orders put them, or further in than any of more orders does.
+    """
     n = len(frames)
 
     def same(value: int) -> Ints:
@@ -237,7 +300,7 @@ def _plain_table(
         recompute_layers=same(0),
         optimizer_offload=np.full(n, offload),
         activation_offload=np.zeros(n),
-        rank_order=same(0),
+        rank_order=same(INNERMOST if space.choices.places_freely else 0),
         split=same(-1),
     )
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ..cost_models.timeline import Floats, Ints
+from ..search_spaces.cutting import Cutting
 from ..search_spaces.layout import Bools
 from .critical_paths import Path, longest_paths
-from .solving import deterministic_solver
+from .solving import deterministic_solver, keep_legal
 
 RESOLUTION = 1 << 40
 """Units of time of a step; coefficients are rounded down to them, so that the bound stays below what is true."""
@@ -30,6 +31,10 @@ TOLD = 3
 """Stages of a partition whose longest paths are told to CP-SAT."""
 LEANING = 1.2
 """How much slower a stage is made to see the paths through it."""
+LEANT_PASSES = 1 << 16
+"""Passes that are replayed for it at once; more of them only where two rounds have left bound and step apart."""
+PRICED_AT_ONCE = 128
+"""Moves of a walk that are priced before what is left is looked at again."""
 ROUNDS = 12
 """Times that CP-SAT is asked for one partition; what it has proved by then stands."""
 EQUAL = 1e-6  # relative difference below which bound and step have met
@@ -59,14 +64,13 @@ class Chunking:
     """One pipeline whose `order` of blocks, a kind each, is to be cut; `ends` are what the first and the last chunk hold besides.
 
     `in_flight` (pp,) micro-batches that stages keep at their peak, `fixed_bytes` (pp,) what they hold whatever their blocks,
-    `limit_bytes` what they may. `last_start` is the last block that the last chunk may begin at; `least` blocks are in each chunk.
+    `limit_bytes` what they may; `cutting` says where cuts are legal.
     Messages can hide behind the `free` shares of forward and backward passes. Which layers are redone is open; with a `depth` the
     first `depth` blocks of every chunk are under the second choice, the others under the first.
     """
 
     schedule: str
-    pp: int
-    vpp: int
+    cutting: Cutting
     num_microbatches: int
     p2p_s: float
     order: tuple[int, ...]
@@ -75,14 +79,20 @@ class Chunking:
     in_flight: Floats
     fixed_bytes: Floats
     limit_bytes: float
-    last_start: int
-    least: int = 1
     depth: int | None = None
     free: tuple[float, float] = (1.0, 1.0)
 
     @property
+    def pp(self) -> int:
+        return self.cutting.pp
+
+    @property
+    def vpp(self) -> int:
+        return self.cutting.vpp
+
+    @property
     def chunks(self) -> int:
-        return self.pp * self.vpp
+        return self.cutting.chunks
 
     @cached_property
     def running(self) -> Ints:
@@ -146,9 +156,11 @@ def best_chunks(chunking: Chunking, starts: Sequence[Ints] = (), below_s: float 
     best, bound_s, rounds = _Best(step_s=below_s), 0.0, 0
     for start in starts:
         master.learn(_consider(chunking, start, best))
-    if starts:
-        master.learn(list(_leaning(chunking, chunk_seconds(chunking, starts[-1]))))
+    passes = 2 * chunking.chunks * chunking.num_microbatches * chunking.pp
+    lean_after = 0 if passes <= LEANT_PASSES else 2
     while bound_s < best.step_s * (1.0 - EQUAL) and master.seconds < seconds and rounds < ROUNDS:
+        if starts and rounds == lean_after:
+            master.learn(list(_leaning(chunking, chunk_seconds(chunking, starts[-1]))))
         found, proved_s = master.solve(best, seconds - master.seconds)
         bound_s, rounds = max(bound_s, proved_s), rounds + 1
         if found is None:
@@ -160,22 +172,32 @@ def best_chunks(chunking: Chunking, starts: Sequence[Ints] = (), below_s: float 
     return Chunks(tuple(cuts.tolist()), best.counts, best.step_s, min(bound_s, best.step_s), rounds)
 
 
-def walked(chunking: Chunking, cuts: Sequence[int], price: Callable[[Ints], Floats], most: int = 20) -> list[tuple[int, ...]]:
+def walked(
+    chunking: Chunking,
+    cuts: Sequence[int],
+    price: Callable[[Ints], Floats],
+    below: Callable[[Ints], Floats],
+    most: int = 20,
+) -> list[tuple[int, ...]]:
     """Partitions on the way downhill from `cuts`, best last: the best move of one block from one chunk to another, over and over.
 
-    `price` gives the steps of cuts (n, chunks+1), infinite for those that do not fit.
+    `price` gives the steps of cuts (n, chunks+1), infinite for those that do not fit; `below` what they take at least, quicker.
+    From cuts that do not fit no way leads on.
     """
     way = [tuple(cuts)]
     best_s = float(price(np.array(way))[0])
-    for _ in range(most):
+    for _ in range(most if np.isfinite(best_s) else 0):
         near = _moved(chunking, np.array(way[-1]))
-        if not len(near):
+        least_s = below(near) if len(near) else np.zeros(0)
+        hopeful, best = np.argsort(least_s, kind="stable"), None
+        while len(hopeful := hopeful[least_s[hopeful] < best_s * (1.0 - EQUAL)]):
+            now, hopeful = hopeful[:PRICED_AT_ONCE], hopeful[PRICED_AT_ONCE:]
+            steps = price(near[now])
+            if steps.min() < best_s * (1.0 - EQUAL):
+                best, best_s = int(now[int(steps.argmin())]), float(steps.min())
+        if best is None:
             break
-        steps = price(near)
-        if not steps.min() < best_s * (1.0 - EQUAL):
-            break
-        best_s = float(steps.min())
-        way.append(tuple(near[int(steps.argmin())].tolist()))
+        way.append(tuple(near[best].tolist()))
     return way
 
 
@@ -185,8 +207,7 @@ def _moved(chunking: Chunking, cuts: Ints) -> Ints:
     inner = np.arange(chunking.chunks + 1)[None, :]
     between = (inner > np.minimum(give, take)[:, None]) & (inner <= np.maximum(give, take)[:, None])
     moved = cuts + np.where(between, np.where(give < take, -1, 1)[:, None], 0)
-    legal = (give != take) & (np.diff(moved, axis=1).min(axis=1) >= chunking.least) & (moved[:, -2] <= chunking.last_start)
-    return np.asarray(moved[legal])
+    return np.asarray(moved[(give != take) & chunking.cutting.legal(moved)])
 
 
 def chunk_seconds(chunking: Chunking, counts: Ints) -> dict[str, Floats]:
@@ -237,7 +258,7 @@ def _leaning(chunking: Chunking, taken: dict[str, Floats]) -> Iterator[Below]:
         forward[stage :: chunking.pp] *= LEANING
         backward[stage :: chunking.pp] *= LEANING
         path = longest_paths(
-            chunking.schedule, chunking.pp, chunking.vpp, chunking.num_microbatches, forward, backward, chunking.p2p_s
+            chunking.schedule, chunking.pp, chunking.vpp, chunking.num_microbatches, forward, backward, chunking.p2p_s, stages=(0,)
         )[0]
         yield Below({"forward_s": path.forwards, "backward_s": path.backwards}, path.edges)
 
@@ -308,11 +329,10 @@ class _Master:
         for k in range(kinds):
             for c in range(chunks):
                 model.add(sum(self._counts[k][r][c] for r in range(choices)) == before[k][c + 1] - before[k][c])
-        for c in range(chunks):
-            model.add(cuts[c + 1] - cuts[c] >= chunking.least)
-            if chunking.depth is not None:
+        if chunking.depth is not None:
+            for c in range(chunks):
                 self._redo_first(c, cuts[c], cuts[c + 1], chunking.depth)
-        model.add(cuts[-2] <= chunking.last_start)
+        keep_legal(model, cuts, chunking.cutting)
         self._unit_s = self._whole_s() / RESOLUTION
         self._done, self._after = (model.new_int_var(0, RESOLUTION, name) for name in ("done", "after"))
         model.minimize(self._done + self._after)

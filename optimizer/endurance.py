@@ -6,7 +6,14 @@ import numpy as np
 
 from ..cost_models.checkpoint import Failures, saved_bytes, state_bytes
 from ..cost_models.memory import GIB
-from ..cost_models.reliability import SECONDS_PER_DAY, failures_per_s, kept_interval_s, time_over_work
+from ..cost_models.reliability import (
+    SECONDS_PER_DAY,
+    daly_interval_s,
+    failures_per_s,
+    kept_interval_s,
+    time_over_work,
+    young_interval_s,
+)
 from ..cost_models.step import CostModel
 from ..search_spaces.inputs import assumed
 from ..search_spaces.layout import LayoutTable, Problem
@@ -21,7 +28,7 @@ def goodput_of(failures: Failures, priced: PricedLayout, fastest: PricedLayout |
     devices, whole = priced.devices_used, state_bytes(problem)
     rate = failures_per_s(problem.cluster, devices)
     assert rate is not None  # Failures.of has seen one
-    resident, held = _fullest(problem, priced)
+    resident, held = saved_of(problem, priced)
     save, drain = float(recovery.save_s(resident)), float(recovery.drain_s(whole, devices))
     back = float(recovery.back_s(whole, held, devices))
     share = 1.0 / float(time_over_work(save, drain, back, 1.0 / rate))
@@ -38,11 +45,13 @@ def goodput_of(failures: Failures, priced: PricedLayout, fastest: PricedLayout |
         drain_s=drain,
         back_s=back,
         interval_s=float(kept_interval_s(save, drain, 1.0 / rate)),
+        young_interval_s=young_interval_s(save, 1.0 / rate),
+        daly_interval_s=daly_interval_s(save, 1.0 / rate),
         assumptions=tuple(assumed((f"{problem.cluster.name} {name}", figure) for name, figure in recovery.told)),
     )
 
 
-def _fullest(problem: Problem, priced: PricedLayout) -> tuple[float, float]:
+def saved_of(problem: Problem, priced: PricedLayout) -> tuple[float, float]:
     """Bytes that the fullest device saves: in its memory, and with what it keeps at its host."""
     model = CostModel(problem)
     table = LayoutTable.from_layouts([priced.layout])

@@ -19,24 +19,31 @@ from .pareto import Archive, Job, price_table, sampled_front
 
 POPULATION = 64
 GENERATIONS = 12
-SAMPLED = 5_000
+SAMPLED = 20_000
 """Layouts, evenly spaced over the legal ones, from whose front the first generation comes."""
 KNOBS = tuple(name for name in PIPELINE if name != "num_microbatches")
 Progress = Callable[[float], None]
 
 
 def evolved_front(
-    jobs: Sequence[Job], aims: Aims, known: Archive, generations: int = GENERATIONS, seed: int = 0, progress: Progress | None = None
+    jobs: Sequence[Job],
+    aims: Aims,
+    known: Archive,
+    generations: int = GENERATIONS,
+    seed: int = 0,
+    progress: Progress | None = None,
+    sample: int | None = None,
 ) -> Archive:
     """A front of the jobs' layouts by NSGA-II (Deb et al. 2002), deterministic for a seed.
 
-    It starts from the points that are `known` and from the front of an even sample of the space, which holds its extremes.
+    It starts from the points that are `known` and from the front of an even sample of the space, which holds its extremes: of
+    `sample` layouts, or as many as SAMPLED says.
     """
     import optuna
 
-    archive = known
+    archive, most = known, sample or SAMPLED
     for place in range(len(jobs)):
-        sampled_front(archive, jobs, place, aims, sampled(jobs[place].space, SAMPLED // len(jobs)))
+        sampled_front(archive, jobs, place, aims, sampled(jobs[place].space, most // len(jobs)))
     codes = [_Codes(job.space) for job in jobs]
     names = sorted({name for code in codes for name in code.sizes})
     sizes = {name: max(code.sizes.get(name, 1) for code in codes) for name in names}

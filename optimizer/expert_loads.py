@@ -14,6 +14,7 @@ from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Floats
 
 LOAD_COLUMNS = ("layer", "expert", "load")
+FEW = 4  # layers that are named
 PAIR_COLUMNS = ("layer", "expert", "expert", "count")
 
 
@@ -26,6 +27,15 @@ class ExpertLoads:
     @property
     def experts(self) -> int:
         return int(next(iter(self.layers.values())).shape[1])
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """What was not measured, in words: experts without any tokens are taken to be as idle as that."""
+        idle = {layer: int((windows.sum(axis=0) == 0).sum()) for layer, windows in self.layers.items()}
+        named = [f"{idle[layer]} of {self.experts} in layer {layer}" for layer in idle if idle[layer]]
+        more = f" and {len(named) - FEW} more layers" if len(named) > FEW else ""
+        said = f"experts that the loads do not list, or list with 0, are taken to receive nothing: {', '.join(named[:FEW])}{more}"
+        return (said,) if named else ()
 
 
 def read_loads(text: str, source: str, experts: int) -> ExpertLoads:

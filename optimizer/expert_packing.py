@@ -18,6 +18,8 @@ from .solving import deterministic_solver
 
 TIGHT = 1e-4
 """Gap to the bound below which nothing more is tried."""
+ROUNDED = 1e-12
+"""Share of a bound that its own arithmetic may have added."""
 WHOLE_PLACES = 160
 """Items × devices up to which CP-SAT packs everything at once."""
 PART_ITEMS = (16, 24)
@@ -61,7 +63,7 @@ def pack(loads: Floats, devices: int, owner: Ints | None = None, enough: float =
     if len(loads) * devices <= WHOLE_PLACES:
         device, proven = _solved(loads, device, devices, owner, WHOLE_LIMIT)
         fullest = _fullest(loads, device, devices)
-        return Packed(device, fullest, min(max(bound, proven), fullest))
+        return Packed(device, fullest, min(max(bound, in_whole(loads, proven)), fullest))
     device = _by_parts(loads, device, devices, owner, target, np.random.default_rng(seed))
     return Packed(device, _fullest(loads, device, devices), bound)
 
@@ -166,7 +168,12 @@ def packing_bound(loads: Floats, devices: int) -> float:
     spread = np.where((u * each >= i) & (u <= i), together, np.inf).min(axis=1).max()
     crowds = [down[j * devices - j : j * devices + 1].sum() + lightest[each - j - 1] for j in range(each)]
     pairs = (down + down[::-1]).max() if each == 2 else 0.0
-    return float(max(spread, pairs, *crowds))
+    return in_whole(loads, float(max(spread, pairs, *crowds)))
+
+
+def in_whole(loads: Floats, bound: float) -> float:
+    """A bound of a sum of loads, rounded up where these are whole numbers: so is then every sum of them."""
+    return float(np.ceil(bound * (1.0 - ROUNDED))) if (loads == np.rint(loads)).all() else bound
 
 
 def _fullest(loads: Floats, device: Ints, devices: int) -> float:

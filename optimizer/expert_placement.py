@@ -28,13 +28,11 @@ from .experts import (
     place,
     placement_bound,
 )
+from .imbalance_steps import STEPS_AT, steps_at
 from .ranks import devices_per_supernode, groups
 from .result import Result
+from .supernode_result import StepAt
 
-STEPS_AT = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)
-"""Imbalances that the step time is shown for beside the measured ones."""
-ASSUMED = "assumed by the plan"
-MOST_IMBALANCE = 1000
 PROVEN = 1e-6
 """Gap below which a placement is called optimal."""
 
@@ -58,14 +56,6 @@ class LayerPlacement(Result):
     across: float
     today_worst_window: float | None = None
     worst_window: float | None = None
-
-
-class StepAt(Result):
-    """The layout's step time if the fullest rank receives `imbalance` times the mean; `of` says whose imbalance it is."""
-
-    imbalance: float
-    step_time_s: float
-    of: str = ""
 
 
 class ExpertMap(Result):
@@ -138,7 +128,7 @@ def place_experts(
         placed=after,
         layers=tuple(found),
         steps=steps_at(problem, layout, {**dict.fromkeys(STEPS_AT, ""), today: "today", after: "placed"}, profile),
-        assumptions=tuple(_assumed(moe, where, pairs)),
+        assumptions=(*loads.absent, *_unmeasured(problem, loads), *_assumed(moe, where, pairs)),
         map=_map(tuple(loads.layers), slots, moe.experts, layout.ep),
     )
 
@@ -170,27 +160,6 @@ def moe_of(model: ModelSpec) -> MoeMlp:
     if len(counts) > 1:
         raise InputError(f"experts: layers of {model.name} have {' and '.join(map(str, counts))} experts; only one number works")
     return min(found, key=lambda mlp: mlp.model_dump_json())
-
-
-def steps_at(problem: Problem, layout: Layout, named: Mapping[float, str], profile: str | None = None) -> tuple[StepAt, ...]:
-    """The layout's step time at the problem's own imbalance of the experts and at others, each with its name, least first.
-
-    InputError for an imbalance that none can be, or a model without experts.
-    """
-    from .planner import evaluate
-
-    moe_of(problem.model)
-    own = problem.workload.imbalance_at(layout.ep)
-    points = {round(at, 4): (at, of) for at, of in sorted(named.items(), key=lambda item: item[1])}  # a name before none
-    points[round(own, 4)] = (own, points.get(round(own, 4), (own, ""))[1] or ASSUMED)
-    found = []
-    for _, (at, of) in sorted(points.items()):
-        if not 1 <= at <= MOST_IMBALANCE:
-            raise InputError(f"expert imbalance {at:g}: must be from 1, every device as full as the others, to {MOST_IMBALANCE:,}")
-        workload = problem.workload.model_copy(update={"expert_imbalance": at, "imbalance_shape": {}})
-        priced, _ = evaluate(problem.model_copy(update={"workload": workload}), layout, profile=profile)
-        found.append(StepAt(imbalance=at, step_time_s=priced.step_time_s, of=of))
-    return tuple(found)
 
 
 def _supernodes(cluster: ClusterSpec, layout: Layout) -> Ints:
@@ -233,6 +202,14 @@ def _across_is(where: Site, pairs: Mapping[int, Floats] | None) -> str:
     if pairs is not None:
         return "pairs of experts that a token chose together, apart where they sit in different supernodes"
     return "the copies of a token that go to its experts, sent once to every other supernode that has one of them"
+
+
+def _unmeasured(problem: Problem, loads: ExpertLoads) -> Iterable[str]:
+    """Layers with experts whose loads nobody gave."""
+    routed = sum(kind in problem.model.moe_kinds for kind in problem.model.layer_kinds)
+    if len(loads.layers) < routed:
+        said = "the others are taken to be like their mean, and have no map"
+        yield f"of {routed} layers with experts {len(loads.layers)} are measured: {said}"
 
 
 def _assumed(moe: MoeMlp, where: Site, pairs: Mapping[int, Floats] | None) -> Iterable[str]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..search_spaces.layout import Floats, Ints
 from .expert_model import Site, decide
-from .expert_packing import TIGHT, improved, longest_first, pack, packing_bound
+from .expert_packing import TIGHT, improved, in_whole, longest_first, pack, packing_bound
 
 TOLERANCE = 1e-3
 """Share of the least load of the fullest rank that may be given up for fewer tokens across supernodes."""
@@ -113,7 +113,8 @@ def placement_bound(loads: Floats, site: Site) -> float:
     groups = loads.reshape(site.groups, -1).sum(axis=1)
     units = pack(groups, site.units).bound / (site.ranks // site.units)
     own = _within_units(loads, site) if site.groups == site.units else 0.0
-    return max(least, units, own)
+    found = max(least, units, own)
+    return found if site.redundant else in_whole(loads, found)
 
 
 def pairs_apart(pairs: Floats, slots: Ints, supernodes: Ints) -> float:

@@ -265,7 +265,7 @@ def _summary(problem: Problem, core: Sequence[Rule], memory: Sequence[str]) -> s
     if memory:
         return f"No layout fits. {memory[0]}"
     if not core:
-        return "No layout fits: every legal one needs more memory than a device has."
+        return "No layout fits: every legal one, its stages cut as the search cuts them, needs more memory than a device has."
     wanted = " and ".join(rule.reason for rule in core if rule.scope in ("user", "stack"))
     asked = " and ".join(_asks(problem, rule) for rule in core if rule.scope not in ("user", "stack"))
     if wanted and asked:

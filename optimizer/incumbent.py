@@ -12,6 +12,7 @@ from ..cost_models.step import CostModel
 from ..search_spaces.enumeration import Space
 from ..search_spaces.layout import Floats, Layout, LayoutTable, Problem, Split
 from .deadline import NEVER, Deadline
+from .recutting import settled
 from .search import Candidate, Found, Search
 from .stages import EQUAL, best_partitions, default_cuts, partitioned_exactly
 
@@ -46,12 +47,14 @@ def fastest(setting: Setting, known: Sequence[Layout] = ()) -> Candidate | None:
     best = min((re_cut(setting, layout) for layout in known), key=lambda c: c.step_time_s, default=None)
     if best is None or not np.isfinite(best.step_time_s):
         best = None
-    found = searched(setting, 1, np.inf if best is None else best.step_time_s * (1.0 - EQUAL)).best
-    return found[0] if found else best
+    found = searched(setting, 1, np.inf if best is None else best.step_time_s * (1.0 - EQUAL))
+    if found.best:
+        (best, *_), _ = settled(setting.model(), found, setting.deadline, bounded=False)
+    return best
 
 
 def re_cut(setting: Setting, layout: Layout) -> Candidate:
-    """A layout with the best stages that it has in a setting; infinite time where none fit."""
+    """A layout with the best stages that it has in a setting, by the search's rule or its own; infinite time where none fit."""
     model = setting.model()
     table = LayoutTable.from_layouts([layout])
     rows, split = model.rows(table), table.splits[0]
@@ -61,12 +64,12 @@ def re_cut(setting: Setting, layout: Layout) -> Candidate:
             return Candidate(np.inf, layout)
         found = best.cuts
     else:
-        found = default_cuts(model, rows)
-    priced = model.price_cuts(rows, found)
-    cuts = tuple(int(c) for c in found[0])
+        found = np.stack([default_cuts(model, rows)[0], *([split.cuts] if layout.stages else [])])
+    priced = model.price_cuts(rows.take(np.zeros(len(found), dtype=np.intp)), found)
+    steps = np.where(priced.fits, priced.step_time_s, np.inf)
+    cuts = tuple(int(c) for c in found[steps.argmin()])
     stages = Split(split.pp, split.vpp, cuts).stages(setting.problem.model.num_layers, layout.recompute)
-    step_s = float(priced.step_time_s[0]) if priced.fits[0] else np.inf
-    return Candidate(step_s, layout.model_copy(update={"stages": stages}))
+    return Candidate(float(steps.min()), layout.model_copy(update={"stages": stages}))
 
 
 def times_s(setting: Setting, layouts: Sequence[Layout], limit_bytes: float) -> Floats:

@@ -16,7 +16,8 @@ from .incumbent import Setting
 from .result import Plan, PricedLayout
 from .rule_prices import faster
 from .search import Candidate
-from .supernode_result import DevicesLeft, LeftOption
+from .slow_device import slow_place
+from .supernode_result import DevicesLeft, LeftOption, SlowPlace
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,27 @@ class Left:
         return sum(self.free)
 
 
-def ways(problem: Problem, left: Left) -> Iterator[tuple[str, Problem]]:
-    """Counts of devices that the job may go on with, in words: with what is free, and where one is slow without that one."""
-    slow = "" if left.unslowed is None else ", waiting for the slow one"
+@dataclass(frozen=True)
+class Way:
+    """A count of devices that the job may go on with, in words; `spared` is the same without its slow device where it has one."""
+
+    words: str
+    problem: Problem
+    spared: Problem | None = None
+
+
+def ways(problem: Problem, left: Left) -> Iterator[Way]:
+    """What the job may go on with: what is free, and where one device is slow also what is free without that one."""
     for count, cluster in device_counts(problem.cluster, left.free):
-        yield _words(cluster, count) + slow, _on(problem, count, cluster)
+        way = Way(_words(cluster, count), _on(problem, count, cluster))
+        if left.unslowed is not None:
+            whole = cluster.model_copy(update={"accelerator": left.unslowed.accelerator})
+            way = Way(f"{way.words}, waiting for the slow one", way.problem, _on(problem, count, whole))
+        yield way
     if left.unslowed is not None:
         rest = after_loss(problem.cluster, left.free, "1 device")
         for count, cluster in device_counts(left.unslowed, rest):
-            yield f"{_words(cluster, count)}, without the slow one", _on(problem, count, cluster)
+            yield Way(f"{_words(cluster, count)}, without the slow one", _on(problem, count, cluster))
 
 
 def chosen(
@@ -52,12 +65,16 @@ def chosen(
 ) -> tuple[Problem, tuple[LeftOption, ...], LeftOption | None]:
     """The problem whose best step is shortest, what was compared, its own first, and the job without any loss."""
     options = list(ways(problem, left))
-    found, best_s, best = [], np.inf, options[0][1]
-    for tried, (words, option) in enumerate(options):
-        fastest = faster(Setting(option, profile), np.inf, deadline.share_s(2 * (len(options) - tried) + 1), progress).best
-        found.append(_option(words, option, left.devices, fastest))
-        if fastest and fastest[0].step_time_s < best_s:
-            best_s, best = fastest[0].step_time_s, option
+    found, best_s, best = [], np.inf, options[0].problem
+    for tried, way in enumerate(options):
+        fastest = faster(Setting(way.problem, profile), np.inf, deadline.share_s(2 * (len(options) - tried) + 1), progress).best
+        option = _option(way.words, way.problem, left.devices, fastest)
+        if fastest and way.spared is not None:
+            place = slow_place(way.problem, way.spared, profile, fastest[0].layout)
+            option = option.model_copy(update={"slow": place, "step_time_s": place.step_time_s})
+        found.append(option)
+        if option.step_time_s is not None and option.step_time_s < best_s:
+            best_s, best = option.step_time_s, way.problem
     fastest_first = sorted(found, key=lambda option: np.inf if option.step_time_s is None else option.step_time_s)
     return best, tuple(fastest_first), _whole(problem, profile, left, deadline, progress)
 
@@ -74,7 +91,17 @@ def with_left(plan: Plan, left: Left, options: Sequence[LeftOption], whole: Left
         whole=whole,
     )
     others = tuple(_over(other, left.devices) for other in plan.alternatives)
-    return plan.model_copy(update={"plan": best, "alternatives": others, "devices_left": said})
+    told = (*plan.assumptions, *_if_all_were_slow(said.slow))
+    return plan.model_copy(update={"plan": best, "alternatives": others, "devices_left": said, "assumptions": told})
+
+
+def _if_all_were_slow(place: SlowPlace | None) -> Iterator[str]:
+    """What the figures of a plan with a slow device are of."""
+    if place is not None:
+        yield (
+            "the figures of plan and alternatives are of every device as slow as the slow one, which no place of it exceeds; with "
+            f"it in stage {place.stage}, as advised, the step is {place.step_time_s:.3g} s"
+        )
 
 
 def _over(priced: PricedLayout, devices: int) -> PricedLayout:

@@ -26,8 +26,10 @@ from .aims import PER_SECOND, Aims, beyond_supernode_gib, dominated_by, front_of
 from .bounds import least_after, row_bounds_bytes, row_bounds_s
 from .stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly, reachable
 
-EXACT_LAYOUTS = 150_000
-"""Legal layouts up to which all are priced; it takes some 10 s for as many on one core where traffic is an aim."""
+EXACT_LAYOUTS = 250_000
+"""Legal layouts up to which all are priced: so many take some 5 s on one core, and five times that where traffic is an aim; NSGA-II
+takes as long as the former and misses most points of such fronts (results/benchmarks/README.md).
+"""
 ROWS_PER_BLOCK = 100_000
 ROWS_AT_ONCE = 128  # rows that are replayed or partitioned before the front is looked at again
 ROUNDING = 1e-9  # by which a bound may pass a price that equals it

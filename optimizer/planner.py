@@ -26,9 +26,10 @@ from ..search_spaces.workload import MemoryMargin
 from .aims import STEP_TIME, parse_aims
 from .deadline import Deadline
 from .engines import ENGINES
+from .imbalance_steps import STEPS_AT, steps_at
 from .incumbent import Setting
 from .leftover import Left, chosen, with_left
-from .recutting import Recut, proved
+from .recutting import Recut, downhill, settled
 from .reports.comparison import compare
 from .result import Certificate, Memory, Plan, PricedLayout, StageMemory
 from .rule_prices import Asked, Ruled, reserve_price, ruled_search
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
 
 UNPRICEABLE = frozenset(
     {
-        *("C029", "C030a", "C030b", "C032a", "C032b", "C060", "C063a", "C063b"),
+        *("C001", "C029", "C030a", "C030b", "C032a", "C032b", "C060", "C063a", "C063b"),
         *("C064a", "C064b", "C064c", "C075a", "C075b", "C075d", "C140"),
     }
 )
-"""Rules without which a layout has no stages, no order of passes or no whole number of micro-batches: there is nothing to price."""
+"""Rules without which a layout has no devices, stages, order of passes or whole micro-batches: there is nothing to price."""
 TOLD = ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s")
 """Figures of a stack that a plan names where they are assumed."""
 WORTH_A_REPLAY = 0.01
@@ -69,6 +70,7 @@ def plan(
     refine: Refine | None = None,
     inside_by_default: bool = False,
     left: Left | None = None,
+    bound_cuts: bool = True,
 ) -> Plan:
     """The fastest legal layout that fits, with its certificate and the next best frames.
 
@@ -77,8 +79,10 @@ def plan(
     `refine` for a study of choices that the certified space does not list, which leaves plan and certificate as they are.
     `inside_by_default` keeps TP inside supernodes, and EP where it fits, if the problem names no such rule; what a rule costs is
     said either way. `left` says how many devices of each supernode are free: the plan then also says what leaving some idle beats.
+    `bound_cuts` has the certificate say what other cuts of the plan's layers could gain.
     `time_limit_s` bounds all that is asked together; what there was no time for stands in `unanswered`.
-    Raises Infeasible with the minimal conflict in words when nothing is legal, InputError for an unknown engine or profile.
+    Raises Infeasible with the minimal conflict in words when nothing is legal, or where the time was too short; InputError for an
+    unknown engine or profile.
     """
     deadline = Deadline.after(time_limit_s)
     aims = parse_aims(objective, device_hour_price)
@@ -90,7 +94,8 @@ def plan(
         raise InputError(f"refine shortens the step, and objective {objective} leads with {aims.names[0]}: name {STEP_TIME} first.")
     if refine is not None:
         refine.check(problem)
-    _refuse_unplanned(problem)
+    further = objective != STEP_TIME or sensitivity or robust or refine is not None or left is not None
+    _refuse_unplanned(problem, engine in ("auto", "bnb") and not further)
     aims.among_failures_of(problem)  # raises where too little is known of them
     curves = load_profile(problem.cluster.accelerator.name, profile)
 
@@ -106,12 +111,13 @@ def plan(
     problem, found = ruled.problem, ruled.found
     model, space = CostModel(problem, curves), Space(problem)
     if not found.best and not found.complete:
-        raise InputError(_nothing_found(engine, time_limit_s, ruled))
+        raise _nothing_found(engine, time_limit_s, ruled)
     if not found.best:
         from .explain import explain_infeasible
 
         raise explain_infeasible(problem, model, space)
-    cuts = _proved_cuts(model, found.best[0].layout, deadline)
+    found.best, cuts = settled(model, found, deadline, bound_cuts)
+    del found.best[top:]
     priced = _replayed(model, [candidate.layout for candidate in found.best], deadline)
     fastest = Plan(
         paraplan=version("paraplan"),
@@ -127,7 +133,9 @@ def plan(
         if problem.workload.reserved_gib
         else None
     )
-    fastest = fastest.model_copy(update={"inside": ruled.cost, "reserve": reserve})
+    best = priced[0].layout
+    steps = steps_at(problem, best, dict.fromkeys(STEPS_AT, ""), profile) if best.ep > 1 else None
+    fastest = fastest.model_copy(update={"inside": ruled.cost, "reserve": reserve, "at_imbalance": steps})
     if left is not None:
         fastest = with_left(fastest, left, options, whole)
     if objective == STEP_TIME and not sensitivity and not robust and refine is None:
@@ -138,11 +146,29 @@ def plan(
     return answered(fastest, curves, Questions(aims, sensitivity, robust, refine, top), progress, deadline, interrupted)
 
 
-def _refuse_unplanned(problem: Problem) -> None:
-    """InputError where a column is fixed to nothing that the search lists."""
-    for name, listed in (("schedule", PLANNED_SCHEDULES), ("cp_type", PRICED_CP_TYPES)):
+def with_schedules(problem: Problem, text: str) -> Problem:
+    """The problem with its search narrowed, or widened, to the named schedules: names with commas between, or `any`.
+
+    InputError for what its stack does not offer.
+    """
+    offered, fixed = problem.stack.schedules, problem.workload.fix.get("schedule")
+    names = offered if text == "any" else tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    wrong = next((name for name in names if name not in offered), None)
+    if wrong is not None or not names:
+        raise InputError(f"schedule {wrong or text!r}: {problem.stack.name} runs {', '.join(offered)}; name some of these, or any.")
+    if fixed is not None:
+        raise InputError(f"schedule {text}: fix names schedule = {' or '.join(fixed)} too; give one of the two.")
+    workload = problem.workload.model_copy(update={"fix": {**problem.workload.fix, "schedule": names}})
+    return problem.model_copy(update={"workload": workload})
+
+
+def _refuse_unplanned(problem: Problem, alone: bool) -> None:
+    """InputError where a column is fixed to nothing that is listed; `alone`: by the search itself, without further questions."""
+    split = [name for name in problem.stack.schedules if name in SPLIT]
+    planned = (*PLANNED_SCHEDULES, *split) if alone else PLANNED_SCHEDULES
+    for name, listed in (("schedule", planned), ("cp_type", PRICED_CP_TYPES)):
         fixed = problem.workload.fix.get(name)
-        if fixed and not set(fixed) & set(listed):
+        if fixed and (not set(fixed) & set(listed) or not (alone or set(SPLIT).isdisjoint(fixed))):
             raise InputError(
                 f"fix {name} = {' or '.join(fixed)}: plan searches {', '.join(listed)}; evaluate --layout {name}={fixed[0]},… says "
                 "what one layout with it costs."
@@ -173,10 +199,11 @@ def _beside(problem: Problem, best: PricedLayout, other: PricedLayout) -> Priced
     return other.model_copy(update={"gives_up": trade.losses, "gains": trade.gains})
 
 
-def _nothing_found(engine: str, time_limit_s: float | None, ruled: Ruled) -> str:
+def _nothing_found(engine: str, time_limit_s: float | None, ruled: Ruled) -> InputError | Infeasible:
+    """Why a search that was not complete has no layout: too little time, or an engine that only samples."""
     if ruled.limit_s is not None and ruled.found.seconds >= 0.99 * ruled.limit_s:  # it began to run a little before the search
-        return f"time limit of {time_limit_s:g} s: no layout was found in it; give it more time."
-    return f"engine {engine}: none of the layouts that it tried fits into memory; engine auto looks at all of them."
+        return Infeasible(f"time limit of {time_limit_s:g} s: no layout was found in it; give it more time.")
+    return InputError(f"engine {engine}: none of the layouts that it tried fits into memory; engine auto looks at all of them.")
 
 
 def evaluate(
@@ -196,7 +223,7 @@ def evaluate(
     if unpriced or any(violation.rule in UNPRICEABLE for violation in broken):
         raise Infeasible("the layout cannot be priced", (*(violation.sentence for violation in broken), *unpriced))
     if not layout.stages:
-        layout = with_default_stages(model, layout)
+        _, layout = downhill(model, with_default_stages(model, layout))
     priced = price_layout(model, layout, simulated=replayed)
     judged = _with_margin(problem, problem.workload.memory_margin.evaluated)
     broken = violations(judged, layout, peak_bytes=priced.memory.peak_gib * GIB)
@@ -366,13 +393,6 @@ def _memory(model: CostModel, found: Detail) -> Memory:
         verdict=verdict(peak, free_bytes(model.problem.cluster) / GIB),
         stages=stages,
     )
-
-
-def _proved_cuts(model: CostModel, layout: Layout, deadline: Deadline) -> Recut | None:
-    """What other cuts of the plan's layers could gain; None where there is one way to cut them, or no time."""
-    if layout.pp == 1 or deadline.passed or not model.problem.stack.cuts_freely(layout.vpp):
-        return None
-    return proved(model, layout)
 
 
 def _certificate(found: Found, words: str, cuts: Recut | None = None) -> Certificate:

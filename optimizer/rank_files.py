@@ -1,7 +1,8 @@
 """Where every rank runs, as files that launchers read: a host file in the order of NODE_RANK and HCCL's rank table.
 
-The rank table follows the CANN documentation of HCCL: version "1.0" lists servers, their devices and rank_id (Atlas A2); "1.2" adds
-super_pod_list and super_device_id (Atlas A3 in supernodes). Numbers are written as text, as they are there.
+The rank table follows the CANN documentation of HCCL (cann/hccl docs/zh/user_guide/cluster_info_config): version "1.0" lists
+servers, their devices and rank_id (Atlas A2); "1.2" adds super_pod_list and super_device_id (Atlas A3 in supernodes), with numbers
+written as text; "2.0" (Ascend 950) lists ranks with the unit of every network layer that they stand in, numbers as such.
 """
 
 from __future__ import annotations
@@ -18,8 +19,15 @@ from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Ints, Layout
 from .ranks import placement
 
-TABLE_VERSIONS = {"ascend-910b": "1.0", "ascend-910c-die": "1.2"}
+BY_LAYER = "2.0"
+TABLE_VERSIONS = {"ascend-910b": "1.0", "ascend-910c-die": "1.2", "ascend-950dt": BY_LAYER}
 """Version of the rank table by accelerator, where its form is documented."""
+WHERE_FROM = {
+    "device_ip": "--hosts FILE takes it",
+    "super_device_id": "--hosts FILE takes it",
+    "rank_addr_list": "hccn_tool lists the EIDs and ports of every device",
+}
+"""Fields that only the machine knows, and where they come from."""
 FORM = "ADDRESS SUPERNODE [DEVICE_IP,… [SUPER_DEVICE_ID,…]]"
 
 
@@ -119,11 +127,13 @@ def host_file(seated: Seats) -> str:
 def rank_table(seated: Seats, cluster: ClusterSpec) -> str | None:
     """HCCL's rank table (JSON), or None where the accelerator's form of it is not documented.
 
-    `device_ip` and `super_device_id` are what the machine says they are: without them the fields are left out.
+    `device_ip`, `super_device_id` and the addresses of layers are what the machine says they are: they are left out, or empty.
     """
     version = TABLE_VERSIONS.get(cluster.accelerator.name)
     if version is None:
         return None
+    if version == BY_LAYER:
+        return _by_layer(seated)
     ranks = np.split(seated.columns["rank"], np.flatnonzero(np.diff(seated.columns["host"])) + 1)
     servers = [_server(host, own.tolist(), version) for host, own in zip(seated.hosts, ranks, strict=True)]
     lines = ",\n".join(f"    {json.dumps(server)}" for server in servers)
@@ -132,15 +142,52 @@ def rank_table(seated: Seats, cluster: ClusterSpec) -> str | None:
     return f'{head}{pods},\n  "status": "completed"\n}}\n'
 
 
+def unwritten(cluster: ClusterSpec) -> str | None:
+    """Why there is no rank table, in a sentence; None where there is one, or none is needed."""
+    name = cluster.accelerator.name
+    if cluster.accelerator.vendor != "huawei" or name in TABLE_VERSIONS:
+        return None
+    known = ", ".join(f"{version} of {device}" for device, version in TABLE_VERSIONS.items())
+    return f"no rank_table.json: HCCL's form of it for {name} is not published (known are {known}); the hostfile holds"
+
+
 def missing(seated: Seats, cluster: ClusterSpec) -> tuple[str, ...]:
     """Fields of the rank table that have to be filled in before it is used."""
     version = TABLE_VERSIONS.get(cluster.accelerator.name)
     if version is None:
         return ()
+    if version == BY_LAYER:
+        return ("rank_addr_list",)
     wanted = [("device_ip", all(host.device_ips for host in seated.hosts))]
     if version == "1.2":
         wanted.append(("super_device_id", all(host.super_device_ids for host in seated.hosts)))
     return tuple(name for name, there in wanted if not there)
+
+
+def _by_layer(seated: Seats) -> str:
+    """Version 2.0: every rank with the server (layer 0), the supernode and, where there are several of those, the cluster it is in.
+
+    Layer 0 is what the driver's topology file describes; beyond, all reach all through switches.
+    """
+    columns, several = seated.columns, len(np.unique(seated.columns["supernode"])) > 1
+    ranks = []
+    for rank, host, device in zip(*(columns[name].tolist() for name in ("rank", "host", "device")), strict=True):
+        seat = seated.hosts[host]
+        units = (seat.address, seat.supernode, *(("cluster",) if several else ()))
+        levels = [
+            {
+                "net_layer": layer,
+                "net_instance_id": unit,
+                "net_type": "CLOS" if layer else "TOPO_FILE_DESC",
+                "net_attr": "",
+                "rank_addr_list": [],
+            }
+            for layer, unit in enumerate(units)
+        ]
+        ranks.append({"rank_id": rank, "local_id": device, "device_id": device, "level_list": levels})
+    lines = ",\n".join(f"    {json.dumps(rank)}" for rank in ranks)
+    head = f'"status": "completed",\n  "version": "{BY_LAYER}",\n  "rank_count": {len(ranks)}'
+    return f'{{\n  {head},\n  "rank_list": [\n{lines}\n  ]\n}}\n'
 
 
 def _server(host: Host, ranks: Sequence[int], version: str) -> dict[str, object]:

@@ -1,18 +1,22 @@
 """Which ranks talk to which: process groups, the coordinates of every rank, and the server and supernode it sits in.
 
 In Megatron's order strings the leftmost dimension varies fastest. "tp-cp-ep-dp-pp" is rank = tp + TP·(cp + CP·(dp + DP·pp)) for
-dense weights and rank = etp + ETP·(ep + EP·(edp + EDP·pp)) for experts; "tp-cp-ep-pp-dp" exchanges the last two.
+dense weights and rank = etp + ETP·(ep + EP·(edp + EDP·pp)) for experts; "tp-cp-ep-pp-dp" exchanges the last two. Any other order
+of the five names is read likewise.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.errors import InputError
+from ..search_spaces.groups import DENSE, DIMENSIONS, EXPERT
 from ..search_spaces.layout import RANK_ORDERS, Ints, Layout
 
-DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
 SERVER_LEVELS = ("server", "node", "host")
 
 
@@ -75,31 +79,42 @@ def _grids(layout: Layout, order: str | None) -> Grids:
     """Axis of each dimension and the ranks as an array, for the dense and for the expert grid; slowest dimension first."""
     order = order or layout.rank_order
     if order not in RANK_ORDERS:
-        raise InputError(f"rank order {order!r} is not one of {', '.join(RANK_ORDERS)}")
+        raise InputError(f"rank order {order!r} must name tp, cp, ep, dp and pp once each, such as {RANK_ORDERS[0]}")
     expert_devices = layout.etp * layout.ep * layout.edp * layout.pp
     if expert_devices != layout.devices:
         raise InputError(
             f"layout: tp·cp·pp·dp is {layout.devices} devices but etp·ep·edp·pp is {expert_devices}; both grids use the same ones"
         )
-    inside = order == "tp-cp-ep-pp-dp"
-    dense = ["dp", "pp", "cp", "tp"] if inside else ["pp", "dp", "cp", "tp"]
-    expert = ["edp", "pp", "ep", "etp"] if inside else ["pp", "edp", "ep", "etp"]
+    slowest_first = order.split("-")[::-1]
+    dense, expert = ([own for name in slowest_first for own, called in grid.items() if called == name] for grid in (DENSE, EXPERT))
     ranks = np.arange(layout.devices)
     dense_ranks = ranks.reshape([getattr(layout, name) for name in dense])
     if layout.ep * layout.etp == 1:  # nothing but copies: those of a stage, whatever the order
         expert = ["pp", "edp", "ep", "etp"]
         ranks = np.moveaxis(dense_ranks, dense.index("pp"), 0)
-    elif inside and layout.edp != layout.dp:
-        raise InputError(
-            f"layout: rank order {order} needs edp = dp, so that both grids have the same pipelines; edp is {layout.edp} and "
-            f"dp is {layout.dp}"
-        )
+    elif layout.pp > 1 and slowest_first[0] != "pp":
+        _same_pipelines(layout, order, dense, expert)
     return (
         {name: axis for axis, name in enumerate(dense)},
         dense_ranks,
         {name: axis for axis, name in enumerate(expert)},
         ranks.reshape([getattr(layout, name) for name in expert]),
     )
+
+
+def _same_pipelines(layout: Layout, order: str, dense: Sequence[str], expert: Sequence[str]) -> None:
+    """InputError where the two grids (slowest first) do not have the same pipelines; Megatron-Core asks for edp = dp besides."""
+    if layout.edp != layout.dp:
+        raise InputError(
+            f"layout: rank order {order} needs edp = dp, so that both grids have the same pipelines; edp is {layout.edp} and "
+            f"dp is {layout.dp}"
+        )
+    steps = [math.prod(getattr(layout, name) for name in grid[grid.index("pp") + 1 :]) for grid in (dense, expert)]
+    if steps[0] != steps[1]:
+        raise InputError(
+            f"layout: rank order {order} puts stages {steps[0]} ranks apart in the dense grid and {steps[1]} in that of experts; "
+            f"both must have the same pipelines"
+        )
 
 
 def _axis(grids: Grids, name: str) -> tuple[Ints, int]:

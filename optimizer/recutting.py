@@ -1,12 +1,12 @@
 """A layout's chunks cut again: downhill by its price, and what no other way to cut them could beat, by cutting planes.
 
-The search cuts interleaved chunks where work is balanced, so that its proof covers all layouts alike; here it shows what moving
-blocks of one layout would still gain.
+The search cuts interleaved chunks by a rule, so that its proof covers all layouts alike; the best that it finds are then cut here
+as well as can be.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,10 +14,14 @@ from ..cost_models.pieces import Piece
 from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
 from ..cost_models.step import CostModel
+from ..cost_models.timeline import WHOLE
+from ..search_spaces.choices import FRAME
 from ..search_spaces.layout import NONE, Floats, Ints, Layout, LayoutTable, Split
 from .bounds import least_after, row_bounds_s
 from .chunks import Blocks, Chunking, Chunks, best_chunks, walked
-from .stages import last_start
+from .deadline import Deadline
+from .search import Candidate, Found
+from .stages import EQUAL, cutting_of, partitioned_exactly
 
 PROOF_SECONDS = 0.1
 """Deterministic seconds that CP-SAT may look for a better way to cut one layout."""
@@ -46,10 +50,70 @@ def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS) -> 
     found = best_chunks(chunking, [counts_of(chunking, cuts) for cuts in way], seconds=seconds)
     tried = [way[-1]] if found is None else [way[-1], found.cuts]
     steps = _price(model, rows, np.array(tried))
-    best = int(steps.argmin())
-    least_s = float(row_bounds_s(model, rows, least_after(model, rows))[0])
+    best, least_s = int(steps.argmin()), float(row_bounds_s(model, rows, least_after(model, rows))[0])
     bound_s = min(float(steps[best]), max(least_s, 0.0 if found is None else found.bound_s + overhead_s))
+    if not np.isfinite(steps[best]):  # nothing fits: the layout stays as it is, and so does its price
+        own_s = float(model.price(rows.table).step_time_s[0])
+        return Recut(layout, own_s, min(own_s, least_s), _rounds(found))
     return Recut(_with_cuts(model, layout, tried[best]), float(steps[best]), bound_s, _rounds(found))
+
+
+def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = True) -> tuple[list[Candidate], Recut | None]:
+    """The best layouts of a search, and those near them, with better cuts where there are any; the best of each frame, fastest
+    first, and what is proved of the fastest's cuts.
+
+    Nothing is proved where there is one way to cut it, no time left, or nobody asks for it (`bounded`).
+    """
+    fastest_s = found.best[0].step_time_s
+    by_frame = {_frame(candidate.layout): candidate for candidate in reversed(found.best)}
+    for candidate in sorted([*found.best, *found.near], key=lambda candidate: candidate.step_time_s):
+        frame = _frame(candidate.layout)
+        known = by_frame.get(frame)
+        limit_s = fastest_s if known is None else known.step_time_s
+        if deadline.passed or not _least_s(model, candidate.layout) < limit_s:
+            continue
+        step_s, layout = downhill(model, candidate.layout)
+        if step_s < limit_s * (1.0 - EQUAL):
+            by_frame[frame], fastest_s = Candidate(step_s, layout), min(fastest_s, step_s)
+    best = sorted(by_frame.values(), key=lambda candidate: candidate.step_time_s)
+    return _proved_first(model, best, bounded and not deadline.passed)
+
+
+def _frame(layout: Layout) -> tuple[int, ...]:
+    return tuple(getattr(layout, name) for name in FRAME)
+
+
+def _least_s(model: CostModel, layout: Layout) -> float:
+    """What no cuts of a layout can beat."""
+    rows = model.rows(LayoutTable.from_layouts([layout]))
+    return float(row_bounds_s(model, rows, least_after(model, rows))[0])
+
+
+def _proved_first(model: CostModel, found: list[Candidate], asked: bool) -> tuple[list[Candidate], Recut | None]:
+    """The layouts with the first as CP-SAT cuts it, where that is asked and there are several ways to, and its bound."""
+    first = found[0]
+    whole = first.layout.schedule in WHOLE and model.problem.stack.cuts_freely(first.layout.vpp)
+    if not asked or first.layout.pp == 1 or not whole:
+        return found, None
+    proof = proved(model, first.layout)
+    if proof.step_time_s < first.step_time_s * (1.0 - EQUAL):
+        found[0] = replace(first, step_time_s=proof.step_time_s, layout=proof.layout)
+    return found, proof
+
+
+def downhill(model: CostModel, layout: Layout) -> tuple[float, Layout]:
+    """The step of a layout with the cuts that single moves of blocks lead to from its own, and the layout with these.
+
+    It stays as it is where its stack cannot be told others, where it does not fit, and for 1F1B, which is cut so from the first.
+    """
+    rows = model.rows(LayoutTable.from_layouts([layout]))
+    open_cuts = layout.pp > 1 and model.problem.stack.cuts_freely(layout.vpp) and layout.schedule in WHOLE
+    if not open_cuts or partitioned_exactly(model.problem, rows.table).all():
+        return float(model.price(rows.table).step_time_s[0]), layout
+    way = _way(model, rows)
+    if len(way) == 1:
+        return float(model.price(rows.table).step_time_s[0]), layout
+    return float(_price(model, rows, np.array(way[-1:]))[0]), _with_cuts(model, layout, way[-1])
 
 
 def _rounds(found: Chunks | None) -> int:
@@ -57,13 +121,13 @@ def _rounds(found: Chunks | None) -> int:
 
 
 def _way(model: CostModel, rows: Rows) -> list[tuple[int, ...]]:
-    chunking = chunking_of(model, rows)
-    return walked(chunking, rows.table.splits[0].cuts, lambda cuts: _price(model, rows, cuts))
+    price, below = (lambda cuts, closed=closed: _price(model, rows, cuts, closed) for closed in (False, True))
+    return walked(chunking_of(model, rows), rows.table.splits[0].cuts, price, below)
 
 
-def _price(model: CostModel, rows: Rows, cuts: Ints) -> Floats:
-    """Steps of one row under many cuts, infinite where they do not fit."""
-    priced = model.price_cuts(rows.take(np.zeros(len(cuts), dtype=np.intp)), cuts)
+def _price(model: CostModel, rows: Rows, cuts: Ints, closed_form: bool = False) -> Floats:
+    """Steps of one row under many cuts, infinite where they do not fit; in `closed_form` from below."""
+    priced = model.price_cuts(rows.take(np.zeros(len(cuts), dtype=np.intp)), cuts, closed_form)
     return np.where(priced.fits, priced.step_time_s, np.inf)
 
 
@@ -91,28 +155,28 @@ def chunking_of(model: CostModel, rows: Rows) -> Chunking:
     stage, m = np.arange(pp), int(table.num_microbatches[0])
     transient = np.where(stage == pp - 1, rows.last_transient_bytes[0], rows.transient_bytes[0])
     embedding, head = pieces.pieces["embedding"], pieces.pieces["head"]
+    copied = float(pieces.copied_weights[rows.factor[0]])
+    beside_mtp = {"mtp": copied / pieces.counts["mtp"]} if pieces.copied_for is not None else {}
+    copies = [beside_mtp.get(name, 0.0) for name in pieces.names]
     free_f, free_b = pieces.unused_shares
     return Chunking(
         schedule,
-        pp,
-        vpp,
+        cutting_of(model, pp, vpp),
         m,
         float(rows.p2p_s[0]),
         tuple(pieces.names.index(name) for name in pieces.blocks),
-        _costs(model, rows, [pieces.pieces[name] for name in pieces.names], choices),
-        _costs(model, rows, [embedding, head], [False], float(pieces.copied_weights[rows.factor[0]])),
+        _costs(model, rows, [pieces.pieces[name] for name in pieces.names], choices, copies),
+        _costs(model, rows, [embedding, head], [False], [0.0, 0.0 if beside_mtp else copied]),
         in_flight(schedule, pp, vpp, m, stage) / vpp,
         transient + rows.communicator_bytes[0],
         model.usable_bytes,
-        last_start(model),
-        min(1, blocks // (pp * vpp)),
         depth if partly else None,
         (float(free_f[rows.factor[0]]), float(free_b[rows.factor[0]])),
     )
 
 
-def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[bool], copied: float = 0.0) -> Blocks:
-    """What pieces of one row cost where they are redone or not; the last keeps `copied` weights more."""
+def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[bool], copied: list[float]) -> Blocks:
+    """What pieces of one row cost where they are redone or not; each keeps so many `copied` weights more."""
     at, overlap, unslowed = int(rows.factor[0]), model.problem.stack.overlap, model.layers.unslowed
     hidden_g, hidden_p = overlap.dp_gradients * unslowed, overlap.dp_parameters * unslowed
 
@@ -120,7 +184,7 @@ def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[bool
         return np.array([float(getattr(piece, name)[at]) for piece in pieces])
 
     dense, expert = column("dense_weights"), column("expert_weights")
-    dense[-1] += copied
+    dense += copied
 
     def held(pair: tuple[Floats, Floats]) -> Floats:
         return np.asarray(float(pair[0][0]) * dense + float(pair[1][0]) * expert)

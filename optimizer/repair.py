@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from ..cost_models.step import CostModel
 from ..search_spaces.constraints import RuleModel, build_model
+from ..search_spaces.cutting import Cutting
 from ..search_spaces.expressions import divisors
 from ..search_spaces.layout import ALL_LAYERS, COLUMNS, SCHEDULES, Bools, Problem, Recompute
 from ..search_spaces.quantities import DERIVED, EVEN, PER_MILLE, constants
 from ..search_spaces.rules import Rule, legal_mask, rules_for, rules_over
-from .solving import deterministic_solver
-from .stages import last_start
+from .solving import deterministic_solver, keep_legal
+from .stages import cutting_of
 from .study_space import REACH, Choice, Start, plain, table_of
 
 PER_DOUBLING, PER_LAYER, PER_KIND = 1000, 100, 1000
@@ -46,7 +46,6 @@ class Repairs:
 
     def __post_init__(self) -> None:
         self._rules = tuple(rule for rule in rules_for(self.problem) if rule.scope != "memory")
-        self._last = last_start(self.model)
 
     def legal(self, choices: Sequence[Choice]) -> Bools:
         """Which choices break no rule but memory, and can be cut and priced as they stand, (n,)."""
@@ -55,7 +54,7 @@ class Repairs:
         mask &= (table.schedule != INTERLEAVED) | (table.num_microbatches % table.pp == 0)
         deepest = np.array([self.starts[choice.start].deepest for choice in choices])
         mask &= (table.recompute_layers == ALL_LAYERS) | (table.recompute_layers <= deepest)
-        return np.asarray(mask & np.array([self._ordered(choice.cuts) for choice in choices]))
+        return np.asarray(mask & np.array([self._can_be_cut(choice) for choice in choices]))
 
     def made_legal(self, choices: Sequence[Choice]) -> list[Choice]:
         """The choices that are legal as they are, and for each other the legal one nearest to it."""
@@ -63,16 +62,19 @@ class Repairs:
         self.repaired += int((~legal).sum())
         return [choice if fine else self._repair(choice) for choice, fine in zip(choices, legal, strict=True)]
 
-    def _ordered(self, cuts: tuple[int, ...]) -> bool:
-        """Whether every chunk has a block, and the last as many as it must."""
-        return all(a < b for a, b in pairwise(cuts)) and (not cuts or cuts[-2] <= self._last)
+    def _can_be_cut(self, choice: Choice) -> bool:
+        """Whether the cuts of a choice are legal, where it tells any."""
+        return not choice.cuts or bool(self._cutting(self.starts[choice.start]).legal(np.array([choice.cuts]))[0])
+
+    def _cutting(self, start: Start) -> Cutting:
+        return cutting_of(self.model, start.layout.pp, start.layout.vpp)
 
     def _repair(self, choice: Choice) -> Choice:
         if choice not in self._known:
             if choice.start not in self._nearest:
                 start = self.starts[choice.start]
-                built = _rules_around(self.problem, self._rules, start, self.recomputes)
-                self._nearest[choice.start] = _Nearest(built, self.problem, start, choice.start, self.recomputes, self._last)
+                built, cutting = _rules_around(self.problem, self._rules, start, self.recomputes), self._cutting(start)
+                self._nearest[choice.start] = _Nearest(built, self.problem, start, choice.start, self.recomputes, cutting)
             self._known[choice] = self._nearest[choice.start].to(choice)
         return self._known[choice]
 
@@ -81,7 +83,7 @@ class _Nearest:
     """The legal choices around one start as a CP-SAT model, to which a sample is added as the values of its targets."""
 
     def __init__(
-        self, built: RuleModel, problem: Problem, start: Start, place: int, recomputes: Sequence[Recompute], last: int
+        self, built: RuleModel, problem: Problem, start: Start, place: int, recomputes: Sequence[Recompute], cutting: Cutting
     ) -> None:
         self._model, self._columns = built.model, built.columns
         self._start, self._place, self._recomputes = start, place, recomputes
@@ -98,7 +100,7 @@ class _Nearest:
         self._aim_at_kind(kind, len(recomputes))
         self._aim(depth, PER_LAYER)
         self._aim(self._offload, 1)
-        self._cuts = self._cut_variables(last)
+        self._cuts = self._cut_variables(cutting)
         for cut in self._cuts:
             self._aim(cut, PER_LAYER)
         if start.layout.schedule == "interleaved":
@@ -145,16 +147,13 @@ class _Nearest:
         self._targets.append(self._model.new_int_var(-ALL_LAYERS, ALL_LAYERS, ""))
         return self._targets[-1]
 
-    def _cut_variables(self, last: int) -> list[cp_model.IntVar]:
-        """Cuts between the two ends, within reach of the start's and a block apart; none where they are not told."""
+    def _cut_variables(self, cutting: Cutting) -> list[cp_model.IntVar]:
+        """Legal cuts between the two ends, within reach of the start's; none where they are not told."""
         if not self._start.tells_cuts:
             return []
         base = self._start.cuts
         inner = [self._model.new_int_var(cut - REACH, cut + REACH, "") for cut in base[1:-1]]
-        for before, after in pairwise(inner):
-            self._model.add(before + 1 <= after)
-        self._model.add(inner[0] >= base[0] + 1)
-        self._model.add(inner[-1] <= min(last, base[-1] - 1))
+        keep_legal(self._model, [base[0], *inner, base[-1]], cutting)
         return inner
 
 

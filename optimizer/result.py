@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..search_spaces.layout import Layout, Problem
-from .supernode_result import DevicesLeft, InsideCost, ReservePrice
+from .supernode_result import CheckpointTraffic, DevicesLeft, InsideCost, ReservePrice, StepAt
 
 
 class Result(BaseModel):
@@ -62,7 +62,7 @@ class Certificate(Result):
 
     Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it. Of the plan's own
     layout no way to cut it into chunks, of all there are, is faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap);
-    one that takes `cuts_found_s` is known.
+    `cuts_found_s` is what the plan's take, the best that is known.
     """
 
     status: Literal["optimal", "feasible"]
@@ -236,7 +236,7 @@ class Goodput(Result):
 
     `effective_step_s` is a step's time over that share, `fastest_effective_s` the same of the fastest layout. `saved_gib` is what
     the fullest device copies to its host in `save_s`, while training waits; `checkpoint_tb` what all write in `drain_s`, while it
-    goes on.
+    goes on. `interval_s` is the exact best, Young's and Daly's are the textbook's approximations of it.
     """
 
     goodput: float
@@ -250,6 +250,8 @@ class Goodput(Result):
     drain_s: float
     back_s: float
     interval_s: float
+    young_interval_s: float | None = None
+    daly_interval_s: float | None = None
     assumptions: tuple[str, ...] = ()
 
 
@@ -277,6 +279,8 @@ class Plan(Result):
     inside: InsideCost | None = None
     devices_left: DevicesLeft | None = None
     reserve: ReservePrice | None = None
+    checkpoint: CheckpointTraffic | None = None
+    at_imbalance: tuple[StepAt, ...] | None = None
     goodput: Goodput | None = None
     unanswered: tuple[str, ...] = ()  # what was asked and not answered, or not wholly, in words
 

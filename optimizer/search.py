@@ -9,7 +9,6 @@ what is found), cut by memory (no partition of it fits), or scored (its best par
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -17,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cost_models.loads import Cuts
+from ..cost_models.pipeline import REPLAYED_GROUPS
 from ..cost_models.rows import Rows
+from ..cost_models.split_passes import by_replay
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.enumeration import Space, Works
-from ..search_spaces.layout import Bools, Floats, Layout, LayoutTable, Split
+from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Split, distinct_rows
+from ..search_spaces.vocabulary import V_SHAPED
 from .bounds import (
     frame_bounds,
     least_after,
@@ -34,13 +36,26 @@ from .bounds import (
 from .stages import EQUAL, Partition, balanced_cuts, default_cuts, least_partitions, partitioned_exactly, reachable, refined
 
 ROWS_PER_BATCH = 200_000
-"""Layouts of the frames whose works are bounded together."""
+ROWS_AT_MOST = 4 * ROWS_PER_BATCH
+"""Layouts of the frames whose works are bounded together; every batch after the seeded ones takes twice as many as the one before,
+up to the most: by then the limit seldom falls, and what a batch costs whatever it holds is spread over more.
+"""
 WORKS_PER_WAVE = 2048
 ROWS_PER_WAVE = 1024
-"""Works, and layouts, that are taken up before the limit is looked at again."""
-BATCHES_SEEDED = 2
-WORKS_SEEDED = 512
-"""Batches, and the best works of each, whose balanced cuts are priced before anything is partitioned."""
+ROWS_AT_FIRST = 64
+"""Works, and layouts, that are taken up before the limit is looked at again; the first waves of layouts are small, and double: what
+they find spares the later ones most.
+"""
+FRAMES_SEEDED = 256
+WORKS_LOOKED_AT = 1 << 13
+WORKS_SEEDED = 2
+PASSES_SEEDED = 1 << 14
+"""Frames from the whole order, how many of their works are bounded, and the best of these of each frame, whose layouts are priced
+before anything else: what they reach spares most of the partitions and replays. Of layouts whose cuts follow from a rule as many as
+are kept, of schedules that have no more passes.
+"""
+NEAR, NEAR_LAYOUTS = 0.03, 12
+"""By how much of the step a layout with ruled cuts may be slower than the best to be cut anew after the search, and how many."""
 REPLAYED_ROWS = REFINED_ROWS = 16  # rows that are replayed, or cut exactly, before the limit is looked at again
 
 
@@ -60,6 +75,20 @@ class Candidate:
 
     step_time_s: float
     layout: Layout
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The best layout of a frame so far: its step time, its row as a table, and where it is cut."""
+
+    step_time_s: float
+    row: LayoutTable
+    split: Split
+
+    def candidate(self, num_layers: int) -> Candidate:
+        """The layout itself, with its stages."""
+        layout = self.row.layout(0, num_layers)
+        return Candidate(self.step_time_s, layout.model_copy(update={"stages": self.split.stages(num_layers, layout.recompute)}))
 
 
 @dataclass(frozen=True)
@@ -99,6 +128,8 @@ class Found:
     complete: bool = True
     seconds: float = 0.0
     frames: int = 0
+    near: list[Candidate] = field(default_factory=list)
+    """Layouts whose ruled cuts are a little slower than the best, one for each frame, vpp and micro-batch: others may be faster."""
 
 
 class Search:
@@ -118,9 +149,11 @@ class Search:
         self.found = Found()
         self._begun = time.monotonic()
         self._deadline = np.inf if time_limit_s is None else self._begun + time_limit_s
-        self._best: dict[int, Candidate] = {}
+        self._best: dict[int, _Kept] = {}
         self._ceiling_s = ceiling_s
         self._frame_limit_s = np.full(len(space.frames), ceiling_s)
+        self._rows_per_wave = ROWS_AT_FIRST
+        self._near: dict[tuple[int, ...], _Kept] = {}
 
     def run(self, progress: Callable[[float], None] | None = None) -> Found:
         """Searches until every layout is scored or cut, or the time limit passes; Ctrl-C ends it like the limit does."""
@@ -128,6 +161,7 @@ class Search:
         order, bound = self.begin()
         done = 0
         try:
+            self._seed(self._promising(_spread(order), 0, WORKS_LOOKED_AT))
             for batch in self._batches(order, per_frame, bound):
                 self._score_works(batch)
                 if self.out_of_time:
@@ -158,6 +192,9 @@ class Search:
         found.best, found.complete = self.best, complete
         best_s = found.best[0].step_time_s if found.best else np.inf
         found.lower_bound_s = best_s if complete else min(best_s, open_bound_s)
+        near = sorted(self._near.values(), key=lambda kept: kept.step_time_s)[:NEAR_LAYOUTS]
+        num_layers = self.model.problem.model.num_layers
+        found.near = [each.candidate(num_layers) for each in near if each.step_time_s <= best_s * (1.0 + NEAR)]
         found.seconds = time.monotonic() - self._begun
         return found
 
@@ -171,7 +208,8 @@ class Search:
     @property
     def best(self) -> list[Candidate]:
         """The best layouts so far, one of a frame, best first."""
-        return sorted(self._best.values(), key=lambda c: c.step_time_s)[: self.top]
+        kept = sorted(self._best.values(), key=lambda kept: kept.step_time_s)[: self.top]
+        return [each.candidate(self.model.problem.model.num_layers) for each in kept]
 
     @property
     def out_of_time(self) -> bool:
@@ -185,7 +223,7 @@ class Search:
     @property
     def limit_s(self) -> float:
         """Step time that a layout of a new frame has to beat to be kept."""
-        times = sorted(candidate.step_time_s for candidate in self._best.values())
+        times = sorted(kept.step_time_s for kept in self._best.values())
         return min(times[self.top - 1], self._ceiling_s) if len(times) >= self.top else self._ceiling_s
 
     def _limits_s(self, frame: npt.NDArray[np.intp]) -> Floats:
@@ -193,39 +231,33 @@ class Search:
         return np.asarray(np.minimum(self._frame_limit_s[frame], self.limit_s))
 
     def _batches(self, order: npt.NDArray[np.intp], per_frame: npt.NDArray[np.int64], bound: Floats) -> Iterator[_Batch]:
-        """The frames in their order, as many together as fit in a batch and may still win; ends where none can.
+        """The frames in their order, as many together as fit in a batch and may still win; ends where none can."""
+        begin, size = 0, ROWS_PER_BATCH
+        while begin < len(order) and bound[order[begin]] < self.limit_s and not self.out_of_time:
+            sizes = np.cumsum(per_frame[order[begin : begin + 4096]])
+            count = max(1, int(np.searchsorted(sizes, size, side="right")))
+            hopeful = int((bound[order[begin : begin + count]] < self.limit_s).sum())
+            end = begin + max(1, min(count, hopeful))
+            yield self._promising(order[begin:end], end)
+            begin, size = end, min(2 * size, ROWS_AT_MOST)
 
-        The first few batches are seeded before any of them is scored: a limit that is known early spares most of the scoring.
+    def _promising(self, frames: npt.NDArray[np.intp], end: int, most: int | None = None) -> _Batch:
+        """The works of some frames that can still win and may fit, best bound first; the rest is cut and counted.
+
+        With `most` only so many of the works are looked at, evenly spaced, and none is counted.
         """
-        waiting: deque[_Batch] = deque()
-        begin, ahead = 0, BATCHES_SEEDED
-        while True:
-            while len(waiting) < ahead and begin < len(order) and bound[order[begin]] < self.limit_s and not self.out_of_time:
-                sizes = np.cumsum(per_frame[order[begin : begin + 4096]])
-                count = max(1, int(np.searchsorted(sizes, ROWS_PER_BATCH, side="right")))
-                hopeful = int((bound[order[begin : begin + count]] < self.limit_s).sum())
-                end = begin + max(1, min(count, hopeful))
-                waiting.append(self._promising(order[begin:end], end))
-                if ahead > 1:
-                    self._seed(waiting[-1])
-                begin = end
-            if not waiting:
-                return
-            ahead = 1
-            yield waiting.popleft()
-
-    def _promising(self, frames: npt.NDArray[np.intp], end: int) -> _Batch:
-        """The works of some frames that can still win and may fit, best bound first; the rest is cut."""
         works = self.space.works(frames)
+        if most is not None:
+            works = works.take(np.arange(0, len(works.frame), 1 + len(works.frame) // most))
         frame = frames[works.frame]
         rows = self.model.rows(works.table)
         bound = work_bounds_s(self.model, rows)
         left = np.nonzero(bound < self._limits_s(frame))[0]
         fits = work_bounds_bytes(self.model, rows.take(left), self.space.sharings) <= self.model.usable_bytes
-        self.found.counts.cut_by_memory += int(works.stands_for[left[~fits]].sum())
+        self.found.counts.cut_by_memory += int(works.stands_for[left[~fits]].sum()) if most is None else 0
         left = left[fits]
         ruled = left[~partitioned_exactly(self.model.problem, works.table.take(left))]
-        bound[ruled] = np.maximum(bound[ruled], ruled_bounds_s(self.model, rows.take(ruled)) * (1.0 - EQUAL))
+        bound[ruled] = np.maximum(bound[ruled], ruled_bounds_s(self.model, rows.take(ruled)) / (1.0 + NEAR))
         left = left[bound[left] < self._limits_s(frame[left])]
         left = left[np.argsort(bound[left], kind="stable")]
         return _Batch(works, rows, frame, bound, end).take(left)
@@ -244,23 +276,21 @@ class Search:
         return batch.rows.spread(table, of_work), batch.frame[of_work]
 
     def _seed(self, batch: _Batch) -> None:
-        """Prices balanced cuts of 1F1B rows of the best works, so that all that follows has a limit to stay under."""
-        rows, frame = self._layouts_of(batch.take(slice(0, WORKS_SEEDED)))
-        bound = work_bounds_s(self.model, rows)
-        exact = partitioned_exactly(self.model.problem, rows.table) & (bound < self._limits_s(frame))
-        exact &= row_bounds_bytes(self.model, rows) <= self.model.usable_bytes
-        rows, frame, bound = rows.take(np.nonzero(exact)[0]).known(), frame[exact], bound[exact]
-        groups = _groups(rows.table, np.arange(len(rows)), depth=False)
-        for group in sorted(groups, key=lambda members: float(bound[members].min())):
-            for begin in range(0, len(group), ROWS_PER_WAVE):
-                some = group[begin : begin + ROWS_PER_WAVE]
-                some = some[bound[some] < self._limits_s(frame[some])]
-                if not len(some):
-                    continue
-                part = _Wave(rows, frame, np.zeros(len(rows))).take(some)
-                cuts = balanced_cuts(self.model, part.rows, int(part.rows.table.pp[0]))
-                priced = self.model.price_cuts(part.rows, cuts)
-                self._keep(part, cuts, np.where(priced.fits, priced.step_time_s, np.inf))
+        """Prices layouts of the best works of every frame, so that all that follows has a limit to stay under: 1F1B with balanced
+        cuts, and those of the others that are fastest from below.
+        """
+        rows, frame = self._layouts_of(batch.take(_first_of_each(batch.frame, WORKS_SEEDED)))
+        fits = np.nonzero(row_bounds_bytes(self.model, rows) <= self.model.usable_bytes)[0]
+        rows = rows.take(fits).known()
+        wave = _Wave(rows, frame[fits], np.zeros(len(rows)))
+        below, cuts = self._priced_below(rows, np.zeros(len(rows)))
+        table, fits = rows.table, np.isfinite(below)
+        exact = partitioned_exactly(self.model.problem, table)
+        self._keep(wave.take(np.nonzero(fits & exact)[0]), cuts[fits & exact], below[fits & exact])
+        short = table.pp * table.vpp * np.minimum(table.num_microbatches, REPLAYED_GROUPS * table.pp) <= PASSES_SEEDED
+        ruled = np.nonzero(fits & ~exact & short & (below < self._limits_s(wave.frame)))[0]
+        ruled = ruled[np.argsort(below[ruled], kind="stable")]
+        self._replay_some(wave, ruled[_first_of_each(wave.frame[ruled], 1)][: self.top], cuts)
 
     def _score_best_first(self, rows: Rows, frame: npt.NDArray[np.intp]) -> None:
         """Bounds some rows with all that is known of them, and scores those that can still win."""
@@ -274,12 +304,11 @@ class Search:
         exact = partitioned_exactly(self.model.problem, rows.table)
         ruled, some = np.nonzero(fits & ~exact)[0], np.nonzero(fits & exact)[0]
         self._replay(_Wave(rows, frame, after).take(ruled))
-        for begin in range(0, len(some), ROWS_PER_WAVE):
-            if self.out_of_time:
-                return
-            now = some[begin : begin + ROWS_PER_WAVE]
+        while len(some) and not self.out_of_time:
+            now, some = some[: self._rows_per_wave], some[self._rows_per_wave :]
             now = now[bound[now] < self._limits_s(frame[now])]
             self._score(_Wave(rows, frame, after).take(now))
+            self._rows_per_wave = min(2 * self._rows_per_wave, ROWS_PER_WAVE)
 
     def _score(self, wave: _Wave) -> None:
         """Cuts 1F1B rows into stages, prices them and keeps the best of each frame."""
@@ -333,27 +362,59 @@ class Search:
 
     def _replay(self, wave: _Wave) -> None:
         """Rows whose cuts follow from a rule: priced from below first, replayed only while that can still win."""
-        below, cuts = np.full(len(wave.rows), np.inf), np.empty(len(wave.rows), dtype=object)
-        for members in _groups(wave.rows.known().table, np.arange(len(wave.rows)), depth=False):
-            for begin in range(0, len(members), ROWS_PER_WAVE):
-                some = members[begin : begin + ROWS_PER_WAVE]
-                part = wave.rows.take(some)
-                each = default_cuts(self.model, part)
-                priced = self.model.price_cuts(part, each, closed_form=True)
-                fits = priced.fits
-                self._cut_by_memory(part, ~fits)
-                below[some] = np.where(fits, priced.step_time_s, np.inf)
-                for row, row_cuts in zip(some[fits], each[fits], strict=True):
-                    cuts[row] = row_cuts
+        below, cuts = self._priced_below(wave.rows.known(), wave.after)
+        self._cut_by_memory(wave.rows, np.isinf(below))
+        self._note_near(wave, below, cuts)
         order = np.argsort(below, kind="stable")
         while len(order):
-            order = order[below[order] < np.minimum(self._limits_s(wave.frame[order]), np.finfo(float).max)]
+            limits_s = self._limits_s(wave.frame[order]) * (1.0 + EQUAL)  # a row that set its own limit is scored like any other
+            order = order[below[order] < np.minimum(limits_s, np.finfo(float).max)]
             now, order = order[:REPLAYED_ROWS], order[REPLAYED_ROWS:]
-            for members in _groups(wave.rows.table, now, depth=False):
-                now_cut, chosen = wave.take(members), np.stack(list(cuts[members]))
-                step_s = self.model.price_cuts(now_cut.rows, chosen).step_time_s
-                self.found.counts.scored += len(members)
-                self._keep(now_cut, chosen, step_s)
+            self._replay_some(wave, now, cuts, count=True)
+
+    def _note_near(self, wave: _Wave, below: Floats, cuts: npt.NDArray[np.object_]) -> None:
+        """Remembers the fastest row of each frame, vpp and micro-batch that is not much slower than what is kept, by its rule."""
+        table = wave.rows.table
+        near = np.nonzero(below < np.minimum(self.limit_s * (1.0 + NEAR), np.finfo(float).max))[0]
+        near = near[np.argsort(below[near], kind="stable")]
+        for row in near[distinct_rows([wave.frame[near], table.vpp[near], table.micro_batch[near]])[0]].tolist():
+            key = int(wave.frame[row]), int(table.vpp[row]), int(table.micro_batch[row])
+            if key not in self._near or below[row] < self._near[key].step_time_s:
+                self._near[key] = self._kept(wave, row, cuts[row], float(below[row]))
+
+    def _kept(self, wave: _Wave, row: int, cuts: Ints, step_time_s: float) -> _Kept:
+        table = wave.rows.table
+        folded = SCHEDULES[int(table.schedule[row])] in V_SHAPED
+        split = Split(int(table.pp[row]), int(table.vpp[row]), tuple(cuts.tolist()), folded)
+        return _Kept(step_time_s, table.take(np.array([row])), split)
+
+    def _priced_below(self, rows: Rows, after: Floats) -> tuple[Floats, npt.NDArray[np.object_]]:
+        """Step time of rows from below, infinite where they do not fit, and the cuts that it is of: a rule's, or balanced."""
+        below, cuts = np.full(len(rows), np.inf), np.empty(len(rows), dtype=object)
+        exact = partitioned_exactly(self.model.problem, rows.table)
+        for members in _groups(rows.table, np.arange(len(rows)), depth=False):
+            for begin in range(0, len(members), ROWS_PER_WAVE):
+                some = members[begin : begin + ROWS_PER_WAVE]
+                part = rows.take(some)
+                each = balanced_cuts(self.model, part, part.shape[0]) if exact[some[0]] else default_cuts(self.model, part)
+                if by_replay(part):  # these have no closed form, and their memory is read off the replay too
+                    below[some] = np.maximum(ruled_bounds_s(self.model, part), row_bounds_s(self.model, part, after[some]))
+                else:
+                    priced = self.model.price_cuts(part, each, closed_form=True)
+                    below[some] = np.where(priced.fits, priced.step_time_s, np.inf)
+                for row, row_cuts in zip(some, each, strict=True):
+                    cuts[row] = row_cuts
+        return below, cuts
+
+    def _replay_some(self, wave: _Wave, members: npt.NDArray[np.intp], cuts: npt.NDArray[np.object_], count: bool = False) -> None:
+        """Prices the given rows with their cuts in full, and keeps the best of each frame that fit."""
+        for some in _groups(wave.rows.table, members, depth=False):
+            part, chosen = wave.take(some), np.stack(list(cuts[some]))
+            priced = self.model.price_cuts(part.rows, chosen)
+            if count:
+                self.found.counts.scored += int(priced.fits.sum())
+                self._cut_by_memory(part.rows, ~priced.fits)
+            self._keep(part, chosen, np.where(priced.fits, priced.step_time_s, np.inf))
 
     def _cut_by_memory(self, rows: Rows, cut: Bools) -> None:
         """Counts rows of which no partition fits, with every setting of their overlap switches."""
@@ -369,16 +430,27 @@ class Search:
         better = np.nonzero(step_time_s * (1.0 + EQUAL) < self._frame_limit_s[part.frame])[0]
         better = better[np.argsort(step_time_s[better], kind="stable")]
         _, first = np.unique(part.frame[better], return_index=True)
-        table, num_layers = part.rows.table, self.model.problem.model.num_layers
         for row in better[first].tolist():
-            split = Split(int(table.pp[row]), int(table.vpp[row]), tuple(cuts[row].tolist()))
-            layout, frame, seconds = table.layout(row, num_layers), int(part.frame[row]), float(step_time_s[row])
+            frame, seconds = int(part.frame[row]), float(step_time_s[row])
             self._frame_limit_s[frame] = seconds
-            stages = split.stages(num_layers, layout.recompute)
-            self._best[frame] = Candidate(seconds, layout.model_copy(update={"stages": stages}))
+            self._best[frame] = self._kept(part, row, cuts[row], seconds)
 
 
 def _groups(table: LayoutTable, members: npt.NDArray[np.intp], depth: bool) -> Iterator[npt.NDArray[np.intp]]:
     """Members that share pp, vpp and schedule (and the recompute depth)."""
     if len(members):
         yield from (members[group] for group in same_shape(table.take(members), depth))
+
+
+def _spread(order: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Some frames of an order, the closer together the earlier they come, all of a short one."""
+    if len(order) <= FRAMES_SEEDED:
+        return order
+    return order[np.unique((np.linspace(0.0, 1.0, FRAMES_SEEDED) ** 2 * (len(order) - 1)).astype(np.int64))]
+
+
+def _first_of_each(group: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.intp]:
+    """The first few members of every group, (n,), as they lie."""
+    order = np.argsort(group, kind="stable")
+    _, begin, size = np.unique(group[order], return_index=True, return_counts=True)
+    return np.sort(order[np.arange(len(order)) - np.repeat(begin, size) < count])

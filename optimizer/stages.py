@@ -21,12 +21,18 @@ from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
 from ..cost_models.stage_times import Kept
 from ..cost_models.step import CostModel
+from ..search_spaces.cutting import Cutting
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
+from ..search_spaces.quantities import led_layers
+from ..search_spaces.vocabulary import V_SHAPED
+from .rounds import paces_s, round_starts
 
 EQUAL = 1e-9
 """Relative difference of step times below which two layouts count as equally fast."""
 ROUNDING = 1e-12
 """Relative slack of a test that only tells what cannot be."""
+EVEN = 0.02
+"""Share by which rounds may keep a longer pace than equal work before they are cut one by one."""
 CELLS_AT_ONCE = 1 << 15
 """Values of one array of stages, cuts and lengths that are worked on together: enough to spare calls, few enough for the cache."""
 
@@ -79,7 +85,8 @@ def refined(model: CostModel, rows: Rows, least: Partition, limit_s: Floats, cei
 
 def _descended(model: CostModel, rows: Rows, start: Partition, ceiling_bytes: float) -> Partition:
     """The partitions that single moves of cuts lead to; each round takes every row's best move."""
-    pp, blocks, last = start.cuts.shape[1] - 1, len(model.blocks), last_start(model)
+    pp = start.cuts.shape[1] - 1
+    cutting = cutting_of(model, pp, 1)
     inner = np.arange(1, pp)
     moves = np.zeros((2 * len(inner), pp + 1), dtype=np.int64)
     moves[np.arange(len(moves)), np.tile(inner, 2)] = np.repeat([-1, 1], len(inner))
@@ -87,7 +94,7 @@ def _descended(model: CostModel, rows: Rows, start: Partition, ceiling_bytes: fl
     while len(going):
         tried = (best.cuts[going][:, None, :] + moves).reshape(-1, pp + 1)
         owner = np.repeat(going, len(moves))
-        legal = (np.diff(tried, axis=1) >= min(1, blocks // pp)).all(axis=1) & (tried[:, -2] <= last)
+        legal = cutting.legal(tried)
         tried, owner = tried[legal], owner[legal]
         if len(owner):
             hopeful = _least_s(model, rows.take(owner), tried) < best.time_s[owner]
@@ -129,12 +136,13 @@ def least_partitions(model: CostModel, rows: Rows, limit_s: Floats, ceiling_byte
     stay under its limit comes back with infinite time. Work grows with rows × blocks × the longest stage that can still win.
     """
     pp, blocks, n = int(rows.table.pp[0]), len(model.blocks), len(rows)
-    longest = _longest_stage(rows, limit_s)
+    least_blocks = cutting_of(model, pp, 1).least
+    longest = min(_longest_stage(rows, limit_s), blocks - int(least_blocks.sum()) + 1)
     best = np.full((n, blocks + 1), np.inf)
     best[:, 0] = -np.inf
     came, peak_at = np.zeros((pp, n, blocks + 1), dtype=np.int64), np.zeros((pp, n, blocks + 1))
-    for stage, (time_s, peak) in enumerate(_Stages(model, rows, pp, longest).each(limit_s, ceiling_bytes)):
-        best, came[stage], peak_at[stage] = _relax(best, time_s, peak, 1 if pp <= blocks else 0)
+    for stage, (first, time_s, peak) in enumerate(_Stages(model, rows, pp, longest).each(limit_s, ceiling_bytes)):
+        best, came[stage], peak_at[stage] = _relax(best, first, time_s, peak, int(least_blocks[stage]))
         best[:, : max(0, blocks - (pp - 1 - stage) * longest)] = np.inf  # what is left is too much for the stages that follow
         if not np.isfinite(best).any():
             return Partition(np.full((n, pp + 1), blocks), np.full(n, np.inf), np.full(n, np.inf))
@@ -246,21 +254,61 @@ class _Filling:
         return np.asarray(fits & (between(self._host) <= self._host_limit) if self._hosted else fits)
 
 
-def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
-    """Cuts (n, chunks+1) nearest to equal work per chunk, embedding and head in, recompute out; every chunk has a block."""
-    pieces, blocks, last = rows.pieces, len(model.blocks), last_start(model)
+def balanced_cuts(model: CostModel, rows: Rows, chunks: int, in_rounds: bool = False) -> Cuts:
+    """Cuts (n, chunks+1) nearest to equal work per chunk, embedding and head in, recompute out, within what is legal.
+
+    `in_rounds` cuts interleaved chunks as `rounds` says where that is nearer to equal work at every moment.
+    """
+    pieces = rows.pieces
+    pp = int(rows.table.pp[0])
+    cutting = cutting_of(model, pp, chunks // pp)
     used, place = np.unique(rows.factor, return_inverse=True)
     ends = [pieces.pieces[name].work_s[used] for name in ("embedding", "head")]
     first, member = distinct_rows([*(pieces.pieces[name].work_s[used] for name in pieces.names), *ends])
-    used, ends = used[first], [end[first] for end in ends]
-    work = ends[0][:, None] + sum(pieces.running[name] * pieces.pieces[name].work_s[used][:, None] for name in pieces.names)
-    goal = (work[:, -1] + ends[1])[:, None] * np.arange(1, chunks) / chunks
-    nearest = _nearest(work, goal)
-    cuts = np.concatenate([np.zeros((len(used), 1), dtype=np.int64), nearest, np.full((len(used), 1), blocks)], axis=1)
-    for k in range(1, chunks):  # every chunk keeps a block, and leaves one for each that follows
-        room = last - (chunks - 1 - k)
-        cuts[:, k] = np.maximum(np.minimum(np.maximum(cuts[:, k], cuts[:, k - 1] + 1), room), cuts[:, k - 1])
+    used, (embedding_s, head_s) = used[first], [end[first] for end in ends]
+    each = (pieces.running[name] * pieces.pieces[name].work_s[used][:, None] for name in pieces.names)
+    work_s = np.asarray(embedding_s[:, None] + sum(each))
+    cuts = _cut_at(work_s, (work_s[:, -1] + head_s)[:, None] * np.arange(1, chunks) / chunks, cutting)
+    if in_rounds and cutting.vpp > 1:
+        cuts = _paced(work_s, head_s, cuts, cutting)
     return np.asarray(cuts[member][place])
+
+
+def _paced(work_s: Floats, head_s: Floats, balanced: Cuts, cutting: Cutting) -> Cuts:
+    """The balanced cuts, or where their rounds would keep a shorter pace those that are balanced within each round."""
+    pp, asked_s = cutting.pp, paces_s(work_s, head_s, balanced, cutting.pp)
+    left = np.nonzero(asked_s * pp > (work_s[:, -1] + head_s) * (1.0 + EVEN))[0]
+    if not len(left):
+        return balanced
+    work_s, head_s = work_s[left], head_s[left]
+    starts = round_starts(work_s, head_s, cutting)
+    begin_s = np.take_along_axis(work_s, starts, axis=1)
+    begin_s[:, 0], begin_s[:, -1] = 0.0, begin_s[:, -1] + head_s
+    share = np.arange(pp) / pp
+    goal = begin_s[:, :-1, None] + np.diff(begin_s, axis=1)[:, :, None] * share
+    paced = _cut_at(work_s, goal.reshape(len(left), -1)[:, 1:], cutting)
+    shorter = paces_s(work_s, head_s, paced, pp) < asked_s[left] * (1.0 - EQUAL)
+    cuts = balanced.copy()
+    cuts[left[shorter]] = paced[shorter]
+    return cuts
+
+
+def _cut_at(work_s: Floats, goal_s: Floats, cutting: Cutting) -> Cuts:
+    """Legal cuts (n, chunks+1) nearest to where the work until each block comes to `goal_s` (n, chunks−1)."""
+    chunks, ends = cutting.chunks, np.zeros((len(work_s), 1), dtype=np.int64)
+    cuts = np.concatenate([ends, _nearest(work_s, goal_s), ends + cutting.blocks], axis=1)
+    held = np.cumsum(cutting.least) - cutting.least  # every chunk keeps what it must hold, and leaves as much for each that follows
+    first = np.array([cutting.earliest(chunk) for chunk in range(chunks)])
+    wanted = np.maximum.accumulate(np.maximum(cuts[:, :-1], first) - held, axis=1) + held
+    cuts[:, 1:-2] = np.minimum(wanted, cutting.latest)[:, 1:-1]
+    if chunks > 1:
+        after = np.maximum(np.maximum(cuts[:, -2], first[-1]), cuts[:, -3] + cutting.least[-2])
+        cuts[:, -2] = np.maximum(np.minimum(after, cutting.latest[-1]), cuts[:, -3])
+    if chunks > 1:  # the last one begins before the MTP layers, or behind them
+        between = ~cutting.begins(chunks - 1)[cuts[:, -2]]
+        before = cuts[:, -3] + cutting.least[-2] <= cutting.last_start
+        cuts[:, -2] = np.where(between, np.where(before, cutting.last_start, cutting.blocks), cuts[:, -2])
+    return cuts
 
 
 def _nearest(values: Floats, goal: Floats) -> Ints:
@@ -290,7 +338,7 @@ def default_cuts(model: CostModel, rows: Rows, ceilings_bytes: Sequence[float] =
     if not model.problem.stack.cuts_freely(vpp):
         return np.tile(even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp), (len(rows), 1))
     if not partitioned_exactly(model.problem, rows.table).all():
-        return balanced_cuts(model, rows, pp * vpp)
+        return balanced_cuts(model, rows, pp * vpp, in_rounds=rows.shape[2] not in V_SHAPED)
     unlimited = np.full(len(rows), np.inf)
     found = best_partitions(model, rows, unlimited, np.inf).cuts
     for ceiling in reversed(ceilings_bytes):
@@ -305,56 +353,68 @@ def partitioned_exactly(problem: Problem, table: LayoutTable) -> Bools:
     return np.asarray((table.schedule == SCHEDULES.index("1f1b")) & free)
 
 
-def last_start(model: CostModel) -> int:
-    """The last block that the last chunk may begin at: MTP layers share it, alone only where a layout string can say so."""
-    layers = model.problem.model.num_layers
-    alone = len(model.blocks) > layers and "layout" in model.problem.stack.split_forms
-    return layers if alone else layers - 1
+def cutting_of(model: CostModel, pp: int, vpp: int) -> Cutting:
+    """Where a model's blocks may be cut."""
+    problem, layers = model.problem, model.problem.model.num_layers
+    return Cutting.of(problem.stack, layers, len(model.blocks) - layers, pp, vpp, led_layers(problem.model, problem.stack))
 
 
 class _Stages:
-    """Times and peaks of every stage a row could have: first cut c and length l, (n, blocks+1, longest+1).
+    """Times and peaks of every stage a row could have: first cut c and length l, (n, starts, longest+1).
 
     What a stage holds is the same wherever it stands but for embedding and head, so that those in the middle are worked out
-    several at once, as many as fill the cache.
+    several at once, as many as fill the cache; and only for cuts that leave something for every other stage, none too much.
     """
 
     def __init__(self, model: CostModel, rows: Rows, pp: int, longest: int) -> None:
         self._model, self._rows, self._pp = model, rows, pp
         self._micro_batches = rows.table.num_microbatches[:, None, None, None]
-        self._longest = longest
-        blocks = rows.prefix.blocks
+        self._longest, self._cutting = longest, cutting_of(model, pp, 1)
+        blocks, stage = rows.prefix.blocks, np.arange(pp)
         self._stop = np.minimum(np.arange(blocks + 1)[:, None] + np.arange(longest + 1), blocks)
         depth = int(rows.prefix.depth[0])
         self._depth = depth if depth < blocks else 0  # 0 where the work of other stages does not hang on their cuts
         self._after_all_s = self._mean_after_s()
         self._least_again_s = np.diff(rows.prefix.recompute_s, axis=1).min(axis=1)[:, None, None, None]
+        held = np.cumsum(self._cutting.least) - self._cutting.least
+        self._first = np.clip(np.maximum(held, blocks - (pp - stage) * longest), 0, blocks)
+        self._behind = np.maximum(np.minimum(self._cutting.latest, stage * longest) + 1, self._first)
 
-    def each(self, limit_s: Floats, ceiling_bytes: float) -> Iterator[tuple[Floats, Floats]]:
-        """Stage by stage the least time (`CostModel.least_stage_time_s`) and the peak bytes; infinite time beyond the limits."""
-        last, at_once = self._pp - 1, max(1, CELLS_AT_ONCE // (len(self._rows) * self._stop.size))
-        middle = [np.arange(begin, min(begin + at_once, last)) for begin in range(1, last, at_once)]
-        grid: tuple[Loads, Floats, Kept] | None = None
-        for stages in [np.zeros(1, dtype=np.int64), *middle, *([np.array([last])] if last else [])]:
-            inner = 0 < stages[0] < last
-            grid = grid if grid and inner and stages[0] > 1 else self._grid(int(stages[0]))
-            time_s, peak = self._at(stages, *grid)
-            time_s = np.where((peak <= ceiling_bytes) & (time_s <= limit_s[:, None, None, None]), time_s, np.inf)
-            if stages[-1] == last:
-                time_s[:, :, last_start(self._model) + 1 :] = np.inf
-            for place in range(len(stages)):
-                yield time_s[:, place], peak[:, place]
+    def each(self, limit_s: Floats, ceiling_bytes: float) -> Iterator[tuple[int, Floats, Floats]]:
+        """Stage by stage its first start, from there the least time (`CostModel.least_stage_time_s`) and the peak bytes; infinite
+        time beyond the limits.
+        """
+        last = self._pp - 1
+        for some in [slice(0, 1), slice(1, last), slice(last, self._pp)] if last else [slice(0, 1)]:
+            stages = np.arange(self._pp)[some]
+            if len(stages):
+                first, grid = int(self._first[some].min()), self._grid(int(stages[0]), self._starts(stages))
+            while len(stages):
+                at_once = max(1, CELLS_AT_ONCE // max(1, len(self._rows) * len(self._starts(stages[:1])) * self._stop.shape[1]))
+                now, stages = stages[:at_once], stages[at_once:]
+                starts = self._starts(now)
+                held = slice(starts[0] - first, starts[0] - first + len(starts)) if len(starts) else slice(0, 0)
+                time_s, peak = self._at(now, starts, *grid.of(held))
+                time_s = np.where((peak <= ceiling_bytes) & (time_s <= limit_s[:, None, None, None]), time_s, np.inf)
+                for place, stage in enumerate(now.tolist()):
+                    time_s[:, place, ~self._cutting.begins(stage)[starts]] = np.inf
+                    yield int(starts[0]) if len(starts) else 0, time_s[:, place], peak[:, place]
 
-    def _at(self, stages: Ints, load: Loads, fixed: Floats, kept: Kept) -> tuple[Floats, Floats]:
-        """Least times and peak bytes of stages (k,) that hold alike for every (c, l), (n, k, blocks+1, longest+1)."""
+    def _starts(self, stages: Ints) -> Ints:
+        """The cuts that some of these stages can begin at."""
+        return np.arange(self._first[stages].min(), self._behind[stages].max())
+
+    def _at(self, stages: Ints, starts: Ints, load: Loads, fixed: Floats, kept: Kept) -> tuple[Floats, Floats]:
+        """Least times and peak bytes of stages (k,) that hold alike for every (c, l), (n, k, starts, longest+1)."""
         prefix, stage = self._rows.prefix, stages[:, None, None]
-        before_f, before_b = (each[:, None] for each in prefix.before_grid(int(stages[0]), np.zeros(len(self._rows))))
+        before = prefix.before_grid(int(stages[0]), np.zeros(len(self._rows)))
+        before_f, before_b = (each[:, None, starts] for each in before)
         total_s = self._rows.total_s(self._pp)[:, None, None, None]
         if self._depth:
-            before_b = before_b + self._redone_s(stage, np.arange(prefix.blocks + 1)[:, None])
-            total_s = before_f + before_b + load.forward_s + load.backward_s + self._after_s(stage)
-        before = before_f, before_b
-        time_s = self._model.least_stage_time_s(self._rows, load, kept, before, total_s, self._after_all_s, stage)
+            before_b = before_b + self._redone_s(stage, starts[:, None])
+            total_s = before_f + before_b + load.forward_s + load.backward_s + self._after_s(stage, self._stop[starts])
+        beside = before_f, before_b
+        time_s = self._model.least_stage_time_s(self._rows, load, kept, beside, total_s, self._after_all_s, stage)
         held = in_flight("1f1b", self._pp, 1, self._micro_batches, stage)
         return time_s, fixed + load.saved_bytes * held
 
@@ -365,43 +425,59 @@ class _Stages:
         mean = Loads(none, none, dense, prefix.expert[:, -1:, None, None] / self._pp, none)
         return self._model.kept(self._rows, mean).stepped_s
 
-    def _after_s(self, stage: Ints) -> Floats:
-        """Work of the stages behind those (k, 1, 1) that stop at (c, l), at least, (n, k, c, l)."""
+    def _after_s(self, stage: Ints, stop: Ints) -> Floats:
+        """Work of the stages behind those (k, 1, 1) that `stop` at (c, l), at least, (n, k, c, l)."""
         if stage[-1] == self._pp - 1:
             return np.zeros(1)
         prefix = self._rows.prefix
         left = (prefix.forward_s + prefix.backward_s)[:, -1:] - (prefix.forward_s + prefix.backward_s)
         left = left + (prefix.head.forward_s + prefix.head.backward_s)[:, None]
-        return np.asarray(left[:, None, self._stop] + self._redone_s(self._pp - 1 - stage, prefix.blocks - self._stop))
+        return np.asarray(left[:, None, stop] + self._redone_s(self._pp - 1 - stage, prefix.blocks - stop))
 
     def _redone_s(self, stages: Ints, blocks: Ints) -> Floats:
         """Recompute of so many blocks (c, l) on so many other stages (k, 1, 1) at block depth K, at least, (n, k, c, l).
 
-        Each stage redoes its first K: it has one at least, and one may hold all the others.
+        Each stage redoes its first K: it has one at least, if it is not a bare end, and one may hold all the others.
         """
-        most = np.where(stages > 0, self._depth + stages - 1, 0)
+        most = np.where(stages > 0, self._depth + np.maximum(stages - 1 - any(self._cutting.bare), 0), 0)
         return np.asarray(self._least_again_s * np.minimum(blocks, most))
 
-    def _grid(self, stage: int) -> tuple[Loads, Floats, Kept]:
-        """What a stage holds for every (c, l), its peak bytes but for activations, what it does for its states, (n, 1, c, l)."""
-        load = self._rows.prefix.grid(stage, self._pp, self._longest).across()
+    def _grid(self, stage: int, starts: Ints) -> _Grid:
+        load = self._rows.prefix.grid(stage, self._pp, self._longest, starts).across()
         fixed = self._model.peaks_at(self._rows, load, np.zeros(1), np.asarray(stage == self._pp - 1)).sum(axis=0)
         fixed = np.where(self._model.host_bytes(self._rows, load) <= self._model.host_limit_bytes, fixed, np.inf)
-        return load, fixed, self._model.kept(self._rows, load)
+        return _Grid(load, fixed, self._model.kept(self._rows, load))
 
 
-def _relax(best: Floats, time_s: Floats, peak: Floats, shortest: int) -> tuple[Floats, Ints, Floats]:
-    """One stage of the min–max recursion: best[c'] = min over l of max(best[c'−l], time[c'−l, l]); also l and the stage's peak."""
-    n, width, lengths = time_s.shape
+@dataclass(frozen=True)
+class _Grid:
+    """What a stage holds for every (c, l), its peak bytes but for activations, what it does for its states, (n, 1, c, l)."""
+
+    load: Loads
+    fixed: Floats
+    kept: Kept
+
+    def of(self, starts: slice) -> tuple[Loads, Floats, Kept]:
+        """The same for some of the cuts."""
+        return self.load.begun(starts), self.fixed[:, :, starts], self.kept.begun(starts)
+
+
+def _relax(best: Floats, first: int, time_s: Floats, peak: Floats, shortest: int) -> tuple[Floats, Ints, Floats]:
+    """One stage of the min–max recursion: best[c'] = min over l of max(best[c'−l], time[c'−l, l]); also l and the stage's peak.
+
+    `time_s` and `peak` (n, starts, lengths) are of cuts from `first` on.
+    """
+    (n, width), (_, starts, lengths) = best.shape, time_s.shape
     value = np.full((n, width), np.inf)
     length, held = np.zeros((n, width), dtype=np.int64), np.zeros((n, width))
-    for l in range(shortest, min(lengths, width)):  # noqa: E741  (l is the stage's length, as in the recursion)
-        start, end = slice(0, width - l), slice(l, width)
-        candidate = np.maximum(best[:, start], time_s[:, start, l])
+    for l in range(shortest, min(lengths, width - first)):  # noqa: E741  (l is the stage's length, as in the recursion)
+        count = min(starts, width - first - l)
+        start, end = slice(first, first + count), slice(first + l, first + l + count)
+        candidate = np.maximum(best[:, start], time_s[:, :count, l])
         better = candidate < value[:, end]
         np.copyto(value[:, end], candidate, where=better)
         np.copyto(length[:, end], l, where=better)
-        np.copyto(held[:, end], peak[:, start, l], where=better)
+        np.copyto(held[:, end], peak[:, :count, l], where=better)
     return value, length, held
 
 

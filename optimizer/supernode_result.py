@@ -30,10 +30,26 @@ class InsideCost(Record):
     proved: bool
 
 
+class SlowPlace(Record):
+    """Where a slow device does least harm: in `stage`, whose first rank is `rank` on server `host` in the order of NODE_RANK.
+
+    The step with it there, in the stage where it does most, and with no device slow.
+    """
+
+    stage: int
+    rank: int
+    host: int
+    step_time_s: float
+    worst_stage: int
+    worst_step_time_s: float
+    spared_step_time_s: float
+
+
 class LeftOption(Record):
     """A way to go on: how many devices it is planned for, how many of them the best layout uses, and its step.
 
-    No figures where nothing fits, or nothing faster than the chosen one was found.
+    No figures where nothing fits, or nothing faster than the chosen one was found. With a slow device in it the step is that with
+    the device where it does least harm, `slow`.
     """
 
     words: str
@@ -43,6 +59,7 @@ class LeftOption(Record):
     devices_idle: int | None = None
     step_time_s: float | None = None
     layout: Layout | None = None
+    slow: SlowPlace | None = None
 
 
 class DevicesLeft(Record):
@@ -57,6 +74,38 @@ class DevicesLeft(Record):
     idle: int
     options: tuple[LeftOption, ...]
     whole: LeftOption | None = None
+
+    @property
+    def slow(self) -> SlowPlace | None:
+        """Where the plan's slow device does least harm, if it has one. The plan itself is priced with every device as slow."""
+        return self.options[0].slow if self.options else None
+
+
+class StepAt(Record):
+    """The layout's step time if the fullest rank receives `imbalance` times the mean; `of` says whose imbalance it is."""
+
+    imbalance: float
+    step_time_s: float
+    of: str = ""
+
+
+class CheckpointTraffic(Record):
+    """What draining checkpoints take of a level, and from training.
+
+    Each device sends `device_bytes` in `drain_s`, for which it has the share `taken` of the level while training sends too; the
+    step is then `draining_step_time_s`, `slower` by that share. `interval_s` between checkpoints where failures are known: over
+    all of it steps are `mean_slower`. With `priority` training's traffic goes first.
+    """
+
+    level: str
+    priority: bool
+    device_bytes: float
+    taken: float
+    drain_s: float
+    draining_step_time_s: float
+    slower: float
+    interval_s: float | None = None
+    mean_slower: float | None = None
 
 
 class ReservePrice(Record):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..search_spaces.groups import DIMENSIONS
 from ..search_spaces.layout import Ints, Layout, Problem
-from .ranks import DIMENSIONS, devices_per_server, devices_per_supernode, groups, placement, server_level
+from .ranks import devices_per_server, devices_per_supernode, groups, placement, server_level
 from .result import PricedLayout
 
 GIB = 2.0**30
@@ -48,7 +49,8 @@ class LevelLoad:
 class Topology:
     """Columns by rank (placement), the dimensions that have groups of several, the levels, and devices by supernode.
 
-    `server` counts the devices of one, by whatever name the cluster calls what it takes for servers.
+    `server` counts the devices of one, by whatever name the cluster calls what it takes for servers; `supernode_size` those that a
+    supernode has, in use or not.
     """
 
     columns: dict[str, Ints]
@@ -58,6 +60,7 @@ class Topology:
     server: int
     server_name: str
     supernode_name: str
+    supernode_size: int
 
     @property
     def default(self) -> str:
@@ -81,6 +84,7 @@ def topology(problem: Problem, priced: PricedLayout) -> Topology:
         server=min(devices_per_server(cluster, layout.devices), devices_per_supernode(cluster, layout.devices)),
         server_name=server_level(cluster),
         supernode_name=cluster.supernode,
+        supernode_size=next(level.size or 0 for level in cluster.levels if level.name == cluster.supernode),
     )
 
 

@@ -31,9 +31,11 @@ from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.layout import Bools, Layout, LayoutTable, Problem, Split
 from ..search_spaces.quantities import MIB, free_bytes, usable_bytes
 from ..search_spaces.workload import MemoryMargin
+from .deadline import NEVER
 from .explain import explain_infeasible
 from .forecast import Ledger, forecast
 from .planner import assumptions, price_layout
+from .recutting import settled
 from .result import Certificate, Plan
 from .search import Counts, Found, Search
 from .stages import default_cuts
@@ -272,12 +274,16 @@ def look(subject: Subject, lessons: Lessons, progress: Progress | None = None) -
         )
     if not found.best:
         raise explain_infeasible(problem, model, space)
+    found.best = settled(model, found, NEVER)[0][:FRAMES]
     best = [candidate.layout for candidate in found.best]
     return Candidates((*best, *_neighbours(model, space, best)), lessons, model, found, space)
 
 
 def weigh(candidates: Candidates, proposals: Sequence[Proposal]) -> Choice:
-    """The candidate that is most worth a run; Infeasible where all were proposed before, or fill a device as one that ran out."""
+    """The candidate that is most worth a run, at first the fastest by the model.
+
+    Infeasible where all were proposed before, or fill a device as one that ran out.
+    """
     counted = [p for p in proposals if p.state != "abandoned"]
     keyed = {layout_key(p.layout): p.layout for p in counted}
     for layout in candidates.layouts:
@@ -301,7 +307,7 @@ def weigh(candidates: Candidates, proposals: Sequence[Proposal]) -> Choice:
     )
     if expected.exhausted:
         raise Infeasible("no layout is left to propose: all were run, are being run, or fill a device as one that ran out does")
-    place = expected.best
+    place = expected.best if counted else 0  # before anything was asked, the plan itself
     gain = float(expected.gain[place]) if len(at["ran"]) else None
     return Choice(layouts[place], math.exp(expected.mean[place]), float(prices.peak_bytes[place]), gain)
 

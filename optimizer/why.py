@@ -15,8 +15,10 @@ from ..cost_models.step import CostModel
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible
 from ..search_spaces.layout import FULL_BLOCK, NONE, RANK_ORDERS, SELECTIVE, SHARDINGS, Layout, Problem, Recompute, parse_sharding
+from .deadline import NEVER
 from .explain import conflict, explain_infeasible
 from .planner import evaluate, price_layout
+from .recutting import settled
 from .reports import wording
 from .reports.comparison import compare
 from .result import PricedLayout, Result
@@ -184,7 +186,8 @@ def best_within(
     if not found.complete and (time_limit_s is None or found.seconds < time_limit_s):
         raise KeyboardInterrupt  # a search that is interrupted ends with what it has; here others would follow
     if found.best:
-        best = price_layout(model, found.best[0].layout, simulated=False)
+        (best_cut, *_), _ = settled(model, found, NEVER)
+        best = price_layout(model, best_cut.layout, simulated=False)
         return Best(limits=str(limits), status="fits", layout=best, proved=found.complete)
     if not found.complete:
         reason = f"no layout was found within the time limit, nor was it proved that there is none ({space.legal:,} are legal)."

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from ..search_spaces.errors import InputError
@@ -34,11 +34,60 @@ def write_folder(directory: Path, files: Mapping[str, str | bytes]) -> list[Path
     return targets
 
 
+def replaced(directory: Path, files: Mapping[str, str | bytes]) -> tuple[str, ...]:
+    """A sentence that names the files of `directory` that `write_folder` would put others in the place of; none where none are."""
+    contents = {name: text if isinstance(text, bytes) else text.encode("utf-8") for name, text in files.items()}
+    others = [name for name, content in contents.items() if _reads_otherwise(directory / name, content)]
+    if not others:
+        return ()
+    return (f"replaced {len(others)} file{'s' * (len(others) > 1)} in {directory} that read otherwise: {', '.join(others)}",)
+
+
+def _reads_otherwise(path: Path, content: bytes) -> bool:
+    """Whether there is a file, and not this one; one that cannot be read is taken for another."""
+    try:
+        return path.is_file() and path.read_bytes() != content
+    except OSError:
+        return True
+
+
 def write_file(path: Path, text: str | bytes) -> Path:
-    """Writes one file whole or not at all; InputError if the place cannot be written."""
-    if not path.name:
-        raise InputError(f"{path}: name a file to write, not a folder")
+    """Writes one file whole or not at all, in a folder that is there; InputError if the place cannot be written."""
+    refuse_place(path)
     return write_folder(path.parent, {path.name: text})[0]
+
+
+def refuse_place(path: Path, said: str = "") -> None:
+    """InputError for a path that can be no file: what can be known before a long search is over. `said` goes before it."""
+    if not path.name:
+        raise InputError(f"{said}{path}: name a file to write, not a folder")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{said}{path}: there is no folder {path.parent}; make it first, or name another place")
+    if path.is_dir():
+        raise InputError(f"{said}{path}: a folder of this name is in the way; move it or name another place")
+
+
+def spare_inputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]) -> None:
+    """InputError where a file that an option would write is one that is read, or another option's, however named."""
+    read = [Path(path) for path in inputs if path is not None]
+    written: list[tuple[str, Path]] = []
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if any(_same(path, other) for other in read):
+            raise InputError(f"{option} {path}: would overwrite what is read here; name another file")
+        twice = next((other for other, taken in written if _same(path, taken)), None)
+        if twice is not None:
+            raise InputError(f"{option} {path}: is the file that {twice} names too; name another file")
+        written.append((option, path))
+
+
+def _same(first: Path, second: Path) -> bool:
+    """Whether two paths lead to one file, by links too."""
+    try:
+        return first.resolve() == second.resolve() or (first.exists() and second.exists() and first.samefile(second))
+    except (OSError, ValueError):  # a path that cannot be looked at is nothing that could be read
+        return False
 
 
 def _safe_name(name: str) -> PurePosixPath:

@@ -10,6 +10,7 @@ import typer
 
 from ... import search_spaces
 from .answers import Answer, offered
+from .options import Quiet
 
 KINDS = ("models", "accelerators", "clusters", "stacks")
 
@@ -17,6 +18,7 @@ KINDS = ("models", "accelerators", "clusters", "stacks")
 def catalog_command(
     kind: Annotated[str | None, typer.Argument(metavar="[models|accelerators|clusters|stacks]", show_default=False)] = None,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
+    quiet: Quiet = False,
 ) -> Answer:
     """List the catalog, or print an entry with its sources."""
     if kind is None:

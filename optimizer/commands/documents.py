@@ -63,11 +63,26 @@ def _priced(document: dict[str, Any], path: Path, alternative: int) -> tuple[Pro
             raise InputError(f"{path}: {key} is missing; name a plan.json or what evaluate --json printed")
     problem = to_record(Problem, document["problem"], f"{path}: problem")
     if not alternative:
-        return problem, to_record(PricedLayout, document["plan"], f"{path}: plan")
+        return problem, _of(problem, to_record(PricedLayout, document["plan"], f"{path}: plan"), path)
     others = document.get("alternatives", [])
     if not 0 < alternative <= len(others):
         raise InputError(f"--alternative {alternative}: {path} has {len(others)} alternatives, counted from 1")
-    return problem, to_record(PricedLayout, others[alternative - 1], f"{path}: alternatives[{alternative - 1}]")
+    found = to_record(PricedLayout, others[alternative - 1], f"{path}: alternatives[{alternative - 1}]")
+    return problem, _of(problem, found, path)
+
+
+def _of(problem: Problem, priced: PricedLayout, path: Path) -> PricedLayout:
+    """The layout; InputError where its stages, edited since, are none of the model's."""
+    layout, layers = priced.layout, problem.model.num_layers
+    if layout.stages and len(layout.stages) != layout.pp:
+        said = f"layout.stages lists {len(layout.stages)} stages and pp is {layout.pp}"
+        raise InputError(f"{path}: {said}; name a plan as it was written")
+    for stage in layout.stages:
+        for first, last in (chunk.layers for chunk in stage.chunks if chunk.layers):
+            if not 0 <= first <= last < layers:
+                said = f"stage {stage.stage} holds layers {first} to {last}, and {problem.model.name} has 0 to {layers - 1}"
+                raise InputError(f"{path}: {said}; name a plan as it was written")
+    return priced
 
 
 def _facts(problem: Problem) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import typer
 
 from ...cost_models.run_files import NEEDED
 from ...cost_models.runs import MEASURED, PEAK
-from ...search_spaces.errors import InputError
 from ..streams import Meter
 from .answers import Answer
 from .cataloguing import catalog_names
@@ -59,14 +58,13 @@ def calibrate_command(
     """Fit a stack's figures to measured runs whose split is fit, and write them as a profile."""
     from ...cost_models.calibration import calibrate
     from ..reports.calibration import profile_yaml
-    from ..writing import write_file
+    from ..writing import spare_inputs, write_file
 
     if stack is not None and stack not in catalog_names("stacks"):
         from ...search_spaces.inputs import catalog_entry
 
         catalog_entry("stacks", stack)  # raises, naming what is near
-    if out.resolve() == runs.resolve():
-        raise InputError(f"--out {out}: is the table of runs itself; name another file")
+    spare_inputs({"--out": out}, (runs, profile, runs.parent / "models.json"))
     with Meter(shown=not quiet) as meter:
         found = calibrate(runs, stack, site, profile, lambda share: meter("fitting", share))
     write_file(out, profile_yaml(found))

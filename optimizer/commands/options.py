@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ...search_spaces.errors import InputError
+
 
 def whole(text: str | int) -> int:
     """Reads a whole number; like typer's own reader, but its complaint names what was given."""
@@ -24,6 +26,13 @@ def number(text: str | float) -> float:
         raise typer.BadParameter(f"{text!r} is not a number") from error
 
 
+def stated(option: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
+    """The texts of an option that may be left out but not left empty, as an unset variable of a script leaves it."""
+    if any(not text.strip() for text in values or ()):
+        raise InputError(f"--{option.name}: is empty; give what the option is to say, or leave it out")
+    return values
+
+
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Catalog name, Hugging Face config.json or a folder holding one, or ModelSpec YAML.")
 ]
@@ -36,10 +45,33 @@ StackName = Annotated[
 ]
 Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="Precision of the GEMMs: bf16, fp16, fp8 or fp4.")]
 Inside = Annotated[
-    list[str] | None, typer.Option("--inside", metavar="LEVEL:DIMS", help="Keep groups inside a level: supernode:tp,sp,ep; none.")
+    list[str] | None,
+    typer.Option("--inside", metavar="LEVEL:DIMS", callback=stated, help="Keep groups inside a level: supernode:tp,sp,ep; none."),
+]
+Fix = Annotated[list[str] | None, typer.Option("--fix", metavar="COLUMN=VALUE,…", callback=stated, help="Fix: tp=8,pp=4|8.")]
+Forbid = Annotated[list[str] | None, typer.Option("--forbid", metavar="RULE", callback=stated, help='Forbid: "pp>16".')]
+Constraint = Annotated[
+    list[str] | None,
+    typer.Option("--constraint", metavar="RULE", callback=stated, help='Demand: "tp*cp <= 64", "pp == 8 or vpp == 1".'),
 ]
 Free = Annotated[
     str | None, typer.Option("--free", metavar="N,N,…", help="Devices free in each supernode, where they differ: 384,384,380.")
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="LEVEL[:priority]",
+        help="Price checkpoints that drain over this level beside training; :priority lets training's traffic go first.",
+    ),
+]
+RankOrder = Annotated[
+    str,
+    typer.Option(
+        "--rank-order",
+        metavar="flags|all",
+        help="Rank orders to search: those that flags say (fast), or all that Megatron-Core's Python API takes.",
+    ),
 ]
 Lost = Annotated[
     list[str] | None,

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...search_spaces.errors import InputError
+from ...search_spaces.errors import Infeasible, InputError
 from ..streams import Meter
 from .answers import Answer, at_least_one
 from .options import Profile, Quiet, whole
 
 if TYPE_CHECKING:
+    from ...search_spaces.layout import Layout
     from ..result import Memory
     from ..step_timeline import StepTimeline
 
@@ -38,27 +39,44 @@ def timeline_command(
         raise InputError(f"{out}: ends in {out.suffix!r}; give a name that ends in {', '.join(KINDS)}")
     if alternative is not None:
         at_least_one("--alternative", alternative)
+    from ..planner import evaluate
     from ..step_timeline import step_timeline
-    from ..writing import write_file
+    from ..writing import spare_inputs, write_file
     from .documents import read_priced
 
+    spare_inputs({"--out": out}, (plan_file, profile))
     problem, told = read_priced(plan_file, alternative or 0)
     if not told.layout.stages:
         raise InputError(f"{plan_file}: its layout has no stages; price it with evaluate --json, and name what that printed")
+    _refuse_odd_grids(told.layout, problem.devices, plan_file)
     try:
         step = step_timeline(problem, told.layout, profile)
+        priced, _ = evaluate(problem, told.layout, profile=profile, replayed=False)
+    except Infeasible as error:
+        raise InputError(f"{plan_file}: {' '.join(error.reasons)}") from error
     except ValueError as error:
         raise InputError(f"{plan_file}: {error}") from error
     with Meter(shown=not quiet) as meter:
-        document = _document(kind, step, told.memory, meter)
+        document = _document(kind, step, priced.memory, meter)
     write_file(out, document)
     notes = [f"wrote {out}: a step of {step.step_s:.4g} s on {step.layout.pp} stages"]
     before = told.simulated_step_time_s
     if before is not None and abs(step.step_s / before - 1.0) > TOLD_APART:
         notes.append(
-            f"{plan_file}: says {before:.6g} s event by event, now {step.step_s:.6g} s: by other figures or another version"
+            f"{plan_file}: says {before:.6g} s event by event, now {step.step_s:.6g} s: its layout is drawn as it is priced now, "
+            "by other figures, by another version, or edited since"
         )
     return Answer(lambda: None, () if quiet else tuple(notes))
+
+
+def _refuse_odd_grids(layout: Layout, devices: int, plan_file: Path) -> None:
+    """InputError for a layout, edited by hand, whose two grids are not the same devices, or are more than there are."""
+    experts = layout.etp * layout.ep * layout.edp * layout.pp
+    if layout.devices > devices:
+        raise InputError(f"{plan_file}: tp·cp·pp·dp = {layout.devices} is more than the {devices} devices; name a plan as written")
+    if layout.devices != experts:
+        said = f"tp·cp·pp·dp is {layout.devices} devices but etp·ep·edp·pp is {experts}; both grids use the same ones"
+        raise InputError(f"{plan_file}: {said}; name a plan as it was written")
 
 
 def _document(kind: str, step: StepTimeline, memory: Memory, meter: Meter) -> str | bytes:

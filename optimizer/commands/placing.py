@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..rank_files import Seats
     from ..result import Plan
 
+HOSTS, RANKS = "hostfile", "rank_table.json"
+"""Files that ranks writes."""
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by plan --out or plan --json.")]
 
 
@@ -33,18 +35,21 @@ def ranks_command(
     quiet: Quiet = False,
 ) -> Answer:
     """Write which server takes which ranks: a host file in the order of supernodes and, for Ascend, HCCL's rank table."""
-    from ..rank_files import missing, read_hosts, seats
-    from ..writing import write_folder
+    from ..rank_files import WHERE_FROM, missing, read_hosts, seats, unwritten
+    from ..writing import spare_inputs, write_folder
     from .documents import read_plan, text_of
 
+    for name in (HOSTS, RANKS):
+        spare_inputs({"--out": out / name}, (plan_file, hosts))
     plan = read_plan(plan_file)
     given = None if hosts is None else read_hosts(text_of(hosts, "a list of servers"), str(hosts))
     cluster = plan.problem.cluster
     seated = seats(plan.plan.layout, cluster, given)
     written = write_folder(out, _files(plan, seated))
     blank = missing(seated, cluster)
-    notes = (f"rank_table.json leaves out {' and '.join(blank)}: give them in --hosts FILE",) if blank else ()
-    return Answer(lambda: print(*written, sep="\n"), () if quiet else notes)
+    notes = [f"rank_table.json leaves out {name}: {WHERE_FROM[name]}" for name in blank]
+    notes += [why] if (why := unwritten(cluster)) is not None else []
+    return Answer(lambda: print(*written, sep="\n"), () if quiet else tuple(notes))
 
 
 def topology_command(
@@ -57,9 +62,10 @@ def topology_command(
 ) -> Answer:
     """Draw a plan on its cluster: supernodes, servers, devices, groups by colour, the load of each level."""
     from ..reports.topology import draw
-    from ..writing import write_file
+    from ..writing import spare_inputs, write_file
     from .documents import read_priced
 
+    spare_inputs({"--out": out}, (plan_file,))
     kinds: dict[str, Literal["svg", "html", "png"]] = {".svg": "svg", ".html": "html", ".png": "png"}
     kind = kinds.get(out.suffix.lower())
     if kind is None:
@@ -93,9 +99,10 @@ def experts_command(
     """Place experts on EP ranks from measured loads, and say what that is worth."""
     from ..expert_loads import read_loads, read_pairs
     from ..expert_placement import expert_site, place_experts
-    from ..writing import write_file
+    from ..writing import spare_inputs, write_file
     from .documents import read_priced, text_of
 
+    spare_inputs({"--out": out}, (loads_file, plan_file, together, profile))
     if redundant < 0:
         raise InputError(f"--redundant {redundant}: must be at least 0")
     problem, priced = read_priced(plan_file)
@@ -144,4 +151,4 @@ def _files(plan: Plan, seated: Seats) -> dict[str, str]:
     from ..rank_files import host_file, rank_table
 
     table = rank_table(seated, plan.problem.cluster)
-    return {"hostfile": host_file(seated), **({} if table is None else {"rank_table.json": table})}
+    return {HOSTS: host_file(seated), **({} if table is None else {RANKS: table})}

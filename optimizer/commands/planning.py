@@ -14,10 +14,14 @@ from ..streams import Meter
 from .answers import DONE, NO_LAYOUT, Answer, at_least_one, offered, refusal, sentences
 from .options import (
     AsJson,
+    Checkpoint,
     Cluster,
+    Constraint,
     Devices,
     ExpertImbalance,
     ExpertLoads,
+    Fix,
+    Forbid,
     Framework,
     FrameworkVersion,
     Free,
@@ -30,6 +34,7 @@ from .options import (
     Precision,
     Profile,
     Quiet,
+    RankOrder,
     Reserve,
     SeqLen,
     Slow,
@@ -45,10 +50,10 @@ if TYPE_CHECKING:
     from ...search_spaces.cluster import ClusterSpec
     from ...search_spaces.layout import Layout, Problem
     from ..deadline import Deadline
-    from ..expert_placement import StepAt
     from ..leftover import Left
     from ..result import Plan, PricedLayout
     from ..study import Refine
+    from ..supernode_result import CheckpointTraffic, StepAt
 
 ILLEGAL = "this layout is not legal"
 
@@ -63,12 +68,16 @@ def plan_command(
     ] = None,
     stack: StackName = None,
     precision: Precision = "bf16",
-    fix: Annotated[list[str] | None, typer.Option("--fix", metavar="COLUMN=VALUE,…", help="Fix: tp=8,pp=4|8.")] = None,
-    forbid: Annotated[list[str] | None, typer.Option("--forbid", metavar="RULE", help='Forbid: "pp>16".')] = None,
-    constraint: Annotated[
-        list[str] | None, typer.Option("--constraint", metavar="RULE", help='Demand: "tp*cp <= 64", "pp == 8 or vpp == 1".')
+    fix: Fix = None,
+    forbid: Forbid = None,
+    constraint: Constraint = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option("--schedule", metavar="NAME,…", help="Orders of passes to search: zb-v, dualpipev, …, or any."),
     ] = None,
     inside: Inside = None,
+    rank_order: RankOrder = "flags",
+    checkpoint: Checkpoint = None,
     free: Free = None,
     lost: Lost = None,
     slow: Slow = None,
@@ -129,8 +138,9 @@ def plan_command(
         check_output(out, framework, framework_version)
     from ...search_spaces.inputs import build_problem
     from ..aims import parse_aims
+    from ..checkpoint_traffic import parse_way, with_checkpoints
     from ..deadline import Deadline
-    from ..planner import plan
+    from ..planner import plan, with_schedules
 
     parse_aims(objective, device_hour_price)  # raises, naming what is wrong
     asked = refine_asked(refine, trials, hedge_imbalance, hedge_by)
@@ -155,8 +165,11 @@ def plan_command(
         vocab_size=vocab_size,
         reserved_gib=reserve,
         offload_to=offload_to,
+        rank_order=rank_order,
     )
+    problem = problem if schedule is None else with_schedules(problem, schedule)
     running = None if current is None else _read_running(current, problem)
+    way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
     deadline = Deadline.after(time_limit)
     try:
         with Meter(shown=not (quiet or as_json)) as meter:
@@ -177,6 +190,8 @@ def plan_command(
             )
             if running is not None:
                 found = _with_switch(found, running, profile, meter, deadline)
+            if way is not None:
+                found = with_checkpoints(found, way, profile)
         notes = (
             _cannot_say(found, framework, framework_version)
             if out is None
@@ -199,11 +214,18 @@ def evaluate_command(
     global_batch: GlobalBatch,
     seq_len: SeqLen,
     layout: Annotated[
-        str, typer.Option("--layout", metavar="NAME=VALUE,…", help="tp=8,pp=16,ep=8,micro_batch=1,vpp=2,recompute=selective.")
+        str,
+        typer.Option(
+            "--layout",
+            metavar="NAME=VALUE,…",
+            help="tp=8,pp=16,vpp=2,recompute=selective,stages=E|(t|)*30tL, or the plan.json that holds one.",
+        ),
     ],
     stack: StackName = None,
     precision: Precision = "bf16",
     inside: Inside = None,
+    rank_order: RankOrder = "flags",
+    checkpoint: Checkpoint = None,
     framework: Framework = None,
     framework_version: FrameworkVersion = None,
     profile: Profile = None,
@@ -222,10 +244,13 @@ def evaluate_command(
     """Price one layout and say whether it is legal. What --layout leaves out follows: dp from the devices, the rest is 1 or off."""
     from ...cost_models.profile import load_profile
     from ...search_spaces.inputs import build_problem
+    from ..checkpoint_traffic import checkpoint_traffic, parse_way
     from ..layout_words import complete, parse_layout
     from ..planner import assumptions, evaluate, schedule_assumptions
+    from .documents import read_priced
 
-    given = parse_layout(layout)
+    whole_layout = read_priced(Path(layout))[1].layout if layout.endswith(".json") else None
+    given = parse_layout(layout) if whole_layout is None else {"etp": str(whole_layout.etp), "offload": whole_layout.offload}
     problem = build_problem(
         model,
         cluster,
@@ -244,21 +269,24 @@ def evaluate_command(
         measured_imbalance=measured_imbalance(expert_loads, model),
         vocab_size=vocab_size,
         offload_to=offload_to,
+        rank_order=rank_order,
     )
+    way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
     try:
-        priced, broken = evaluate(problem, complete(problem, given), profile=profile)
+        priced, broken = evaluate(problem, whole_layout or complete(problem, given), profile=profile)
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
     said = assumptions(problem, load_profile(problem.cluster.accelerator.name, profile), profile)
     said = (*said, *schedule_assumptions(problem, priced.layout))
     problem = problem.model_copy(update={"assumptions": said})
     steps = () if at_imbalance is None else _steps(problem, priced.layout, at_imbalance, profile)
+    draining = None if way is None else checkpoint_traffic(problem, priced, way, profile)
     if broken and as_json:
         return refusal(ILLEGAL, broken, as_json, problem=problem.model_dump(mode="json"), plan=priced.model_dump(mode="json"))
     if as_json:
-        return Answer(lambda: print(_priced_json(problem, priced, steps)))
+        return Answer(lambda: print(_priced_json(problem, priced, steps, draining)))
     return Answer(
-        lambda: _render_layout(problem, priced, steps, stages, profile),
+        lambda: _render_layout(problem, priced, steps, draining, stages, profile),
         sentences(ILLEGAL, broken) if broken else (),
         NO_LAYOUT if broken else DONE,
     )
@@ -283,7 +311,7 @@ def refine_asked(refine: bool, trials: int | None, imbalances: str | None, by: s
 
 
 def _steps(problem: Problem, layout: Layout, text: str, profile: str | None) -> tuple[StepAt, ...]:
-    from ..expert_placement import steps_at
+    from ..imbalance_steps import steps_at
 
     return steps_at(problem, layout, dict.fromkeys(_imbalances(text, "--at-imbalance"), ""), profile)
 
@@ -377,13 +405,26 @@ def _render(plan: Plan, current: Path | None, stages: bool, profile: str | None)
         render_switch(plan, plan.switch, str(current), Console())
 
 
-def _render_layout(problem: Problem, priced: PricedLayout, steps: tuple[StepAt, ...], stages: bool, profile: str | None) -> None:
+def _render_layout(
+    problem: Problem,
+    priced: PricedLayout,
+    steps: tuple[StepAt, ...],
+    draining: CheckpointTraffic | None,
+    stages: bool,
+    profile: str | None,
+) -> None:
     from rich.console import Console
 
-    from ..reports.experts import render_steps
+    from ..reports.imbalance import render_steps
     from ..reports.terminal import render_layout
 
     render_layout(problem, priced, Console())
+    if draining is not None:
+        from ..reports.drawing import print_sections
+        from ..reports.supernode import checkpoint_section
+
+        console = Console()
+        print_sections(console, [checkpoint_section(draining)], console.width)
     if steps:
         render_steps(steps, Console())
     if stages:
@@ -399,8 +440,12 @@ def _render_stages(problem: Problem, priced: PricedLayout, profile: str | None) 
     render_stages(step_timeline(problem, priced.layout, profile), priced.memory, Console())
 
 
-def _priced_json(problem: Problem, priced: PricedLayout, steps: tuple[StepAt, ...]) -> str:
-    """The keys of plan.json that one layout has, and its steps at other imbalances of the experts where they were asked for."""
+def _priced_json(
+    problem: Problem, priced: PricedLayout, steps: tuple[StepAt, ...], draining: CheckpointTraffic | None = None
+) -> str:
+    """The keys of plan.json that one layout has, and its steps at other imbalances of the experts and what draining checkpoints
+    cost, where they were asked for.
+    """
     from importlib.metadata import version
 
     from pydantic_core import to_json
@@ -408,6 +453,8 @@ def _priced_json(problem: Problem, priced: PricedLayout, steps: tuple[StepAt, ..
     document = {"paraplan": version("paraplan"), "problem": problem, "assumptions": problem.assumptions, "plan": priced}
     if steps:
         document["at_imbalance"] = steps
+    if draining is not None:
+        document["checkpoint"] = draining
     return to_json(document, indent=2, exclude_none=True, inf_nan_mode="null").decode()
 
 
@@ -423,18 +470,26 @@ def _cannot_say(plan: Plan, framework: str | None, framework_version: str | None
 def _write_plan(plan: Plan, directory: Path, framework: str | None, framework_version: str | None) -> tuple[str, ...]:
     """Writes plan.json and the framework's files, all or none; returns what was done, in sentences.
 
-    A plan for a framework that was asked for fails with what it cannot express; for the stack's own, the plan is written alone.
+    Where the framework cannot express the plan, the plan is written alone; Infeasible then, if the framework was asked for.
     """
     from ..exporters import render, render_if_possible
-    from ..writing import write_folder
+    from ..writing import replaced, write_folder
 
-    if framework is None:
-        launch, notes = render_if_possible(plan, plan.problem.stack.framework)
-    else:
-        launch, notes = render(plan, framework, framework_version), ()
+    missed = None
+    try:
+        launch, notes = (
+            (render(plan, framework, framework_version), ())
+            if framework
+            else render_if_possible(plan, plan.problem.stack.framework)
+        )
+    except Infeasible as error:
+        launch, notes, missed = {}, (), error
     files = {"plan.json": plan_json(plan), **seating_files(plan), **launch}
+    others = replaced(directory, files)
     write_folder(directory, files)
-    return (f"wrote {', '.join(files)} to {directory}", *notes)
+    if missed is not None:
+        raise Infeasible(f"{', '.join(files)} are in {directory}, launch files are not: {missed.summary}", missed.reasons)
+    return (f"wrote {', '.join(files)} to {directory}", *others, *notes)
 
 
 def plan_json(plan: Plan) -> str:

@@ -13,7 +13,10 @@ from ..streams import Meter
 from .answers import Answer, refusal
 from .options import (
     AsJson,
+    Constraint,
     ExpertImbalance,
+    Fix,
+    Forbid,
     Framework,
     FrameworkVersion,
     Inside,
@@ -57,9 +60,9 @@ def ask_command(
     storage: Storage = "tune.db",
     stack: StackName = None,
     precision: Precision = "bf16",
-    fix: Annotated[list[str] | None, typer.Option("--fix", metavar="COLUMN=VALUE,…", help="Fix: tp=8,pp=4|8.")] = None,
-    forbid: Annotated[list[str] | None, typer.Option("--forbid", metavar="RULE", help='Forbid: "pp>16".')] = None,
-    constraint: Annotated[list[str] | None, typer.Option("--constraint", metavar="RULE", help='Demand: "tp*cp <= 64".')] = None,
+    fix: Fix = None,
+    forbid: Forbid = None,
+    constraint: Constraint = None,
     inside: Inside = None,
     framework: Framework = None,
     framework_version: FrameworkVersion = None,

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ..expert_placement import ExpertPlacement, LayerPlacement, StepAt
+from ..expert_placement import ExpertPlacement, LayerPlacement
 from . import wording
-from .drawing import DOUBT, GOOD, LABEL, STRONG, bar, grid, print_sections, section, width_of
+from .drawing import DOUBT, GOOD, LABEL, STRONG, grid, print_sections, section, width_of
+from .imbalance import steps_section
 
 SHOWN_LAYERS = 12
 """Layers listed; of more, those that are fullest today."""
-BAR_CELLS = 20
 
 
 def render_experts(found: ExpertPlacement, console: Console) -> None:
     """Prints the placement."""
     width = width_of(console)
-    print_sections(console, [_headline(found), _layers(found), _steps(found.steps), _assumptions(found)], width)
-
-
-def render_steps(steps: Sequence[StepAt], console: Console) -> None:
-    """Prints the step time over the imbalance alone."""
-    print_sections(console, [_steps(steps)], width_of(console))
+    print_sections(console, [_headline(found), _layers(found), steps_section(found.steps), _assumptions(found)], width)
 
 
 def _headline(found: ExpertPlacement) -> RenderableType:
@@ -88,33 +83,6 @@ def _row(each: LayerPlacement, across: bool) -> Iterator[Text]:
 def _gap(share: float) -> str:
     """A gap with the digits that it needs: 0.013 %."""
     return f"{100 * share:.3f} %" if share < 0.001 else wording.percent(share)
-
-
-def _steps(steps: Sequence[StepAt]) -> RenderableType:
-    """The step time over the imbalance, with the measured ones named."""
-    table = grid("right", "right", "left", "left")
-    table.add_row(*(Text(head, style=LABEL) for head in ("imbalance", "step", "", "")))
-    longest = max(step.step_time_s for step in steps)
-    for step in steps:
-        style = {"today": DOUBT, "placed": GOOD}.get(step.of, "")
-        cells = BAR_CELLS * step.step_time_s / longest
-        table.add_row(
-            Text(f"{step.imbalance:.3f}", style=style),
-            Text(wording.seconds(step.step_time_s), style=style),
-            Text(bar(cells), style=style or LABEL),
-            Text(step.of, style=style),
-        )
-    by = {step.of: step.step_time_s for step in steps}
-    body: list[RenderableType] = [table]
-    if "today" in by and "placed" in by:
-        saved = by["today"] / by["placed"] - 1.0
-        body.append(
-            Text(
-                f"Placing the experts shortens the step by {wording.percent(1.0 - by['placed'] / by['today'])} "
-                f"({wording.percent(saved)} more tokens a second)."
-            )
-        )
-    return section("Step time", *body, note=Text("if the fullest rank receives so many times the mean", style=LABEL))
 
 
 def _assumptions(found: ExpertPlacement) -> RenderableType:

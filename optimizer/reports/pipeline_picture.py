@@ -31,7 +31,7 @@ LARGEST_NUMBER = 11.0
 TICKS = 8
 
 WAITING = "#f2efe8"
-FORWARD_COLOUR, BACKWARD_COLOUR, WEIGHT_COLOUR, RECOMPUTE_COLOUR = "#3f7fc4", "#e08a3c", "#9467a8", "#f2c48f"
+FORWARD_COLOUR, BACKWARD_COLOUR, WEIGHT_COLOUR, RECOMPUTE_COLOUR = "#3f7fc4", "#e08a3c", "#9467a8", "#cfae2f"
 COLOURS = {FORWARD: FORWARD_COLOUR, BACKWARD: BACKWARD_COLOUR, INPUT: BACKWARD_COLOUR, WEIGHT: WEIGHT_COLOUR}
 AROUND = {"dp": "#3b8f74", "optimizer": "#444a55", "offload": "#8c6d3f", "host": "#b5b5b5"}
 CURVES = ("#c0392b", "#2c5f9e", "#2e8b57", "#8e6bbf")
@@ -223,12 +223,15 @@ def _axis(scene: Scene, windows: Sequence[Window], top: float) -> None:
     """Ticks of one step in all windows."""
     shown = sum(window.end_s - window.start_s for window in windows)
     tick = _round_step(shown / TICKS)
+    cuts = [window.right + CUT_WIDTH / 2.0 for window in windows[:-1]]
     for window in windows:
         first = math.ceil(window.start_s / tick - 1e-9)
         for number in range(first, math.floor(window.end_s / tick + 1e-9) + 1):
-            x = window.x(number * tick)
+            x, text = window.x(number * tick), _time(number * tick, tick)
             scene.lines.append(Line(((x, top), (x, top + 5.0)), GREY))
-            scene.labels.append(Label(x, top + 18.0, _time(number * tick, tick), 11.0, GREY, "middle"))
+            room = [abs(x - cut) for cut in cuts]
+            if min(room, default=WIDTH) > text_width(text, 11.0) / 2.0 + CUT_WIDTH / 2.0:
+                scene.labels.append(Label(x, top + 18.0, text, 11.0, GREY, "middle"))
 
 
 def _memory(scene: Scene, step: StepTimeline, windows: Sequence[Window], top: float) -> None:

@@ -9,10 +9,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..result import Plan
-from ..supernode_result import DevicesLeft, InsideCost, LeftOption, ReservePrice
+from ..supernode_result import CheckpointTraffic, DevicesLeft, InsideCost, LeftOption, ReservePrice
 from . import wording
 from .drawing import DOUBT, GOOD, LABEL, STRONG, grid, section
 from .further import degrees
+from .imbalance import steps_section
+
+WORTH_SAYING = 1e-3
+"""Share of a step by which a stage has to be worse for a slow device before that is said."""
 
 
 def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
@@ -23,6 +27,10 @@ def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
         yield _left(plan.devices_left)
     if plan.reserve is not None:
         yield _reserve(plan.reserve)
+    if plan.at_imbalance:
+        yield steps_section(plan.at_imbalance)
+    if plan.checkpoint is not None:
+        yield checkpoint_section(plan.checkpoint)
 
 
 def _inside(cost: InsideCost) -> Group:
@@ -52,7 +60,29 @@ def _left(left: DevicesLeft) -> Group:
     for option in (*left.options, *((left.whole,) if left.whole else ())):
         table.add_row(*_row(option, left.options))
     head = Text.assemble(("free in supernodes ", LABEL), free, f"   {idle}")
-    return section("Devices left", head, Text(), table)
+    return section("Devices left", head, *_slow(left), Text(), table)
+
+
+def slow_words(plan: Plan) -> list[Text]:
+    """What the headline's step is of where a device of the plan is slow."""
+    if plan.devices_left is None or (place := plan.devices_left.slow) is None:
+        return []
+    step = wording.seconds(place.step_time_s)
+    words = f"that is if every device were slow; with the slow one in stage {place.stage}, as advised below, a step takes {step}"
+    return [Text(words, style=DOUBT)]
+
+
+def _slow(left: DevicesLeft) -> Iterator[Text]:
+    """Where to put the slow device of the plan, and what that saves."""
+    place = left.slow
+    if place is None:
+        return
+    step, none = (wording.seconds(each) for each in (place.step_time_s, place.spared_step_time_s))
+    said = f"   step {step}; {none} if none were slow"
+    if place.worst_step_time_s > place.step_time_s * (1.0 + WORTH_SAYING):
+        said += f", {wording.seconds(place.worst_step_time_s)} with it in stage {place.worst_stage}"
+    where = f"stage {place.stage} (rank {place.rank}, server {place.host})"
+    yield Text.assemble(("put the slow device into ", LABEL), (where, STRONG), said)
 
 
 def _row(option: LeftOption, options: Sequence[LeftOption]) -> tuple[Text, Text, Text, Text]:
@@ -84,3 +114,23 @@ def _reserve(price: ReservePrice) -> Group:
     table.add_row(Text(wording.gib(price.reserved_gib + price.step_gib)), more, Text(next_gib))
     doubt = [] if price.proved else [Text("not proved: the time limit ended a search", style=DOUBT)]
     return section("Reserved memory", table, *doubt)
+
+
+def checkpoint_section(traffic: CheckpointTraffic) -> Group:
+    """What a checkpoint that drains beside training takes of a level, and what that costs."""
+    first = "training's traffic first" if traffic.priority else "without a priority queue"
+    head = Text.assemble(
+        ("drains over ", LABEL),
+        (traffic.level, STRONG),
+        f"   {first}: {wording.gib(traffic.device_bytes / 2**30)} of every device in {wording.seconds(traffic.drain_s)}",
+    )
+    step = wording.seconds(traffic.draining_step_time_s)
+    cost = Text.assemble(("step meanwhile ", LABEL), (step, STRONG), f"   {traffic.slower:+.1%}")
+    if traffic.taken:
+        cost.append(f", {traffic.taken:.0%} of the level's bandwidth gone where both send")
+    lines = [head, cost]
+    if traffic.interval_s is not None and traffic.mean_slower is not None:
+        lines.append(
+            Text.assemble(("over all ", LABEL), f"{traffic.mean_slower:+.2%}, saved every {wording.seconds(traffic.interval_s)}")
+        )
+    return section("Checkpoint traffic", *lines)

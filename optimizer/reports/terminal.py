@@ -21,7 +21,7 @@ from . import wording
 from .comparison import MOST_LOSSES, Comparison, compare
 from .drawing import BAD, DOUBT, EIGHTHS, GOOD, INDENT, LABEL, STRONG, WIDE, bar, grid, print_sections, section, width_of
 from .further import further_sections
-from .supernode import supernode_sections
+from .supernode import slow_words, supernode_sections
 
 SHOWN_STAGES = 8
 FOLDED = 0.01
@@ -45,7 +45,8 @@ TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
 def render(plan: Plan, console: Console) -> None:
     """Prints the whole plan."""
     width = width_of(console)
-    print_sections(console, _priced(plan.problem, plan.plan, width), width)
+    head, figures, *sections = _priced(plan.problem, plan.plan, width)
+    print_sections(console, [head, figures, *slow_words(plan), *sections], width)
     print_sections(console, [_alternatives(plan, width), *supernode_sections(plan), *further_sections(plan)], width)
     print_sections(
         console,
@@ -338,13 +339,13 @@ def _certificate(certificate: Certificate, priced: PricedLayout, others: Sequenc
         f"{wording.count(certificate.legal, 'legal layout')}: {certificate.scored:,} scored, {certificate.cut_by_bound:,} {left}, "
         f"{certificate.cut_by_memory:,} cut by memory, in {wording.seconds(certificate.seconds)}."
     )
-    body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate, priced.step_time_s))]
+    body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate))]
     body += [Text(sentence) for sentence in _simulated(priced, others)]
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
     return section("Certificate", *body, note=Text(certificate.status, style=GOOD if optimal else DOUBT))
 
 
-def _cuts(certificate: Certificate, step_s: float) -> Iterator[str]:
+def _cuts(certificate: Certificate) -> Iterator[str]:
     """What other ways to cut the plan's layers into chunks could gain."""
     if certificate.cuts_gap is None or certificate.cuts_lower_bound_s is None:
         return
@@ -353,8 +354,6 @@ def _cuts(certificate: Certificate, step_s: float) -> Iterator[str]:
         return
     gap = wording.percent(certificate.cuts_gap)
     yield f"Other cuts of this layout's layers, outside the space, could make it {gap} faster at most."
-    if certificate.cuts_found_s is not None and (less := 1.0 - certificate.cuts_found_s / step_s) > CUTS_PROVED:
-        yield f"Moving blocks is known to make it {wording.percent(less)} faster (--refine)."
 
 
 def _simulated(priced: PricedLayout, others: Sequence[PricedLayout]) -> Iterator[str]:

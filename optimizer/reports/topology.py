@@ -17,9 +17,11 @@ from .scene import FAINT, INK, MARKS, Rect, Scene, Text, page, png, svg
 
 COLOURS = (
     "#5b8fc9", "#f2a14e", "#6cb35f", "#e4716f", "#86c5bf", "#efd26b",
-    "#b78cb4", "#ffb3b8", "#a98467", "#c3bab6", "#3f7f93", "#d58aa8",
+    "#b78cb4", "#ffb3b8", "#a98467", "#c3bab6", "#79a9ba", "#d58aa8",
 )  # fmt: skip
 """Groups take these in turn."""
+HUES = {"tp": "#1e3a5f", "cp": "#8a7a12", "pp": "#b4530a", "dp": "#52525b", "ep": "#0f766e", "etp": "#5b21b6", "edp": "#a34e97"}
+"""What each dimension sends, in the bars: darker than any group, so that nobody looks for one in them."""
 SERVER, FRAME, TRACK = "#eef1f4", "#9aa5b1", "#e4e8ec"
 PIXELS = (64, 56, 48, 42, 38, 34, 30, 26, 22, 20, 18, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3)
 """Sides that a device may be drawn with."""
@@ -184,7 +186,8 @@ def _supernode(found: Topology, plot: Plot, index: int, x: float, y: float, show
     servers = math.ceil(len(ranks) / found.server)
     wide, high = plot.servers.extent(servers)
     name = _name(found)
-    held = f"{len(ranks):,} devices" + (f", {servers} {found.server_name}s" if servers > 1 else "")
+    of = f" of {found.supernode_size:,}" if len(ranks) < found.supernode_size else ""
+    held = f"{len(ranks):,}{of} devices" + (f", {servers} {found.server_name}s" if servers > 1 else "")
     said = f"{name} {index}" if plot.drawn > 1 and wide < 170 else f"{name} {index} · {held}"
     yield Rect(x, y, wide + 14, high + 26, "#ffffff", FRAME, 4, f"{name} {index}: {held}", "supernode")
     yield Text(x + 8, y + 15, said, 12, INK, bold=True)
@@ -299,17 +302,16 @@ def _panel(found: Topology) -> tuple[list[Rect | Text], float]:
     x, y = WIDTH - MARGIN - PANEL, MARGIN + 16.0
     shapes: list[Rect | Text] = [
         Text(x, y, "Load of each level", 14, bold=True),
-        Text(x, y + 17, "GiB that a device sends in a step, share of the step at full rate", 11, FAINT),
+        Text(x, y + 17, "Bars: GiB a device sends in a step; %: of the step at full rate", 11, FAINT),
     ]
     y += 40
     names = list(dict.fromkeys(name for level in reversed(found.levels) for name in level.gib))
-    hues = {name: COLOURS[("tp", "cp", "pp", "dp", "ep", "etp", "edp").index(name)] for name in names}
     longest = max((level.total_gib for level in found.levels), default=0.0)
     for level in reversed(found.levels):
-        shapes += _level(level, hues, longest, x, y)
+        shapes += _level(level, longest, x, y)
         y += 52
     for place, name in enumerate(names):
-        shapes.append(Rect(x + place * 46, y - 4, 10, 10, hues[name]))
+        shapes.append(Rect(x + place * 46, y - 4, 10, 10, HUES[name]))
         shapes.append(Text(x + 14 + place * 46, y + 5, name, 11, FAINT))
     y += 44
     shapes.append(Text(x, y, "Groups", 14, bold=True))
@@ -321,7 +323,7 @@ def _panel(found: Topology) -> tuple[list[Rect | Text], float]:
     return shapes, y + 10
 
 
-def _level(level: LevelLoad, hues: dict[str, str], longest: float, x: float, y: float) -> Iterator[Rect | Text]:
+def _level(level: LevelLoad, longest: float, x: float, y: float) -> Iterator[Rect | Text]:
     yield Text(x, y, level.name, 12, bold=True)
     said = f"{wording.gib(level.total_gib)} · {wording.percent(level.utilisation)}" if level.gib else "nothing crosses it"
     yield Text(x + PANEL, y, said, 12, INK if level.gib else FAINT, "end")
@@ -329,7 +331,7 @@ def _level(level: LevelLoad, hues: dict[str, str], longest: float, x: float, y: 
     at = x
     for name, sent in sorted(level.gib.items(), key=lambda item: -item[1]):
         wide = PANEL * sent / longest
-        yield Rect(at, y + 7, wide, 16, hues[name], "", 0, f"{level.name}, {name}: {wording.gib(sent)}", "load")
+        yield Rect(at, y + 7, wide, 16, HUES[name], "", 0, f"{level.name}, {name}: {wording.gib(sent)}", "load")
         at += wide
 
 

@@ -19,6 +19,8 @@ from ...cost_models.validation import Outcome, Validation
 
 TIME = ("rows", "median", "90th", "bias", "unfitted", "constant", "Spearman", "regret", "random")
 """Columns of step time: errors, median errors without a fit and of a constant MFU, rank correlation, regret, a random pick's."""
+POOLED = (*TIME[:2], "its 90 % interval", *TIME[2:])
+"""The same with the bootstrap interval of the median."""
 MEMORY = ("peaks", "median", "90th", "bias", "ran out", "precision", "recall", "false alarms", "unsure")
 """Columns of memory: errors of the peak, rows that ran out of memory among those that say, the verdict on them."""
 ENDED = ("rows", "ran out", "predicted", "precision", "recall", "false alarms", "unsure")
@@ -51,7 +53,7 @@ def render(validation: Validation, console: Console) -> None:
         for c in validation.cells
         if c.slice == "counted"
     ]
-    pools = validation.pools()
+    pools = [(name, split, found) for name, split, found, _ in validation.pools()]
     for title, named in (("counted rows", families), ("pooled", pools)):
         lines = [(head, name, *_bare(time_cells(found)[:-1])) for head, name, found in named if found.time]
         _grouped(console, f"Step time, {title} (%)", TIME_SHORT, lines)
@@ -93,8 +95,15 @@ def memory_table(validation: Validation, slices: Sequence[str] = ()) -> Lines:
 
 
 def pool_table(validation: Validation) -> Lines:
-    """Pool, split and step time."""
-    return [(name, split, *time_cells(found)) for name, split, found in validation.pools() if found.time]
+    """Pool, split and step time, in the order of POOLED."""
+    return [
+        (name, split, *_with_interval(time_cells(found), within)) for name, split, found, within in validation.pools() if found.time
+    ]
+
+
+def _with_interval(cells: tuple[str, ...], within: tuple[float, float] | None) -> tuple[str, ...]:
+    """The cells of step time with the interval of the median after the median."""
+    return (*cells[:2], "–" if within is None else f"{100 * within[0]:.1f}–{_share(within[1])}", *cells[2:])
 
 
 def coverage(validation: Validation) -> Lines:

@@ -20,6 +20,8 @@ FOLDED = 0.01
 MARGIN = 0.1
 """Part of the way between the smallest and the largest sum that is drawn below the smallest, so that no bar starts at the edge."""
 LONGEST_VALUE = 22
+MANY = 6
+"""Columns of a frame beyond which a table of layouts is set closer."""
 ENDS = ("from", "to")
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
 
@@ -54,7 +56,7 @@ def layout_lines(problem: Problem, rows: Sequence[tuple[str, PricedLayout | None
     """Layouts line by line: frame, step, memory and what leaves the supernode, all beside the first; None is a line of dashes."""
     priced = [one for _, one in rows if one is not None]
     columns = [name for name in FRAME if name in FRAME[:4] or len({getattr(one.layout, name) for one in priced}) > 1]
-    table = grid("left", *["right"] * len(columns), *["right"] * 4, "left")
+    table = grid("left", *["right"] * len(columns), *["right"] * 4, "left", gap=1 if len(columns) > MANY else 2)
     heads = [*(name.replace("micro_batch", "mb") for name in columns), "step", "", "peak", "outside"]
     table.add_row(*(Text(head, style=LABEL) for head in ("", *heads, "")))
     first = rows[0][1]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations_with_replacement, pairwise, product
 
 import numpy as np
 import numpy.typing as npt
 from paraplan.cost_models.step import CostModel, same_shape
-from paraplan.optimizer.stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly
+from paraplan.optimizer.stages import best_partitions, default_cuts, partitioned_exactly
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
 from paraplan.search_spaces.flags import parse_constraint
 from paraplan.search_spaces.inputs import load_cluster, load_stack
@@ -252,7 +252,8 @@ def _frames(problem: Problem) -> Iterator[dict[str, int]]:
     degrees = range(1, n + 1)
     of_experts = [e for e in degrees if c["experts"] and c["experts"] % e == 0] or [1]
     of_width = [e for e in degrees if c["expert_width"] and c["expert_width"] % e == 0] or [1]
-    for tp, cp, pp in product(degrees, degrees, range(1, min(n, c["blocks"]) + 1)):
+    depths = [int(pp) for pp in fix["pp"]] if "pp" in fix else range(1, min(n, c["blocks"]) + 1)
+    for tp, cp, pp in product(degrees, degrees, depths):
         if tp * cp * pp > n or c["heads"] % tp or c["seq_len"] % cp:
             continue
         allowed = [dp for dp in degrees if batch % dp == 0 and tp * cp * pp * dp <= n]
@@ -262,7 +263,7 @@ def _frames(problem: Problem) -> Iterator[dict[str, int]]:
             for ep, etp in product(of_experts, of_width):
                 if tp * cp * dp % (ep * etp) == 0:
                     frame = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "edp": tp * cp * dp // (ep * etp)}
-                    on = tp > 1 and fix.get("sequence_parallel") != ("false",)
+                    on = tp > 1 and problem.stack.sequence_parallel and fix.get("sequence_parallel") != ("false",)
                     yield {**frame, "devices_used": tp * cp * pp * dp, "sequence_parallel": int(on)}
 
 
@@ -270,11 +271,13 @@ def _pipelines(problem: Problem, frame: Mapping[str, int]) -> Iterator[dict[str,
     """How the pipeline of a frame works through the batch, legal or not, where some cut of the space can be told to the stack."""
     stack, fix, layers = problem.stack, problem.workload.fix, problem.model.num_layers
     micro_batches = [int(v) for v in fix["micro_batch"]] if "micro_batch" in fix else range(1, 17)
-    schedules = [s for s in stack.schedules if s in ("gpipe", "1f1b", "interleaved")]
+    schedules = fix.get("schedule") or [s for s in stack.schedules if s in ("gpipe", "1f1b", "interleaved")]
     for micro_batch, vpp, schedule in product(micro_batches, range(1, 9), schedules):
         m, chunks = problem.workload.global_batch // (micro_batch * frame["dp"]), frame["pp"] * vpp
-        cuttable = chunks <= layers + _may_stand_alone(problem) if stack.cuts_freely(vpp) else layers % chunks == 0
-        if m == 0 or (vpp > 1) != (schedule == "interleaved") or (vpp > 1 and m % frame["pp"]) or not cuttable:
+        most = layers + sum(_bare_ends(problem, 2)) - max(0, led_blocks(problem) - 1)
+        cuttable = chunks <= most if stack.cuts_freely(vpp) else layers % chunks == 0
+        turns = vpp == 2 if schedule in ("zb-v", "dualpipev") else (vpp > 1) == (schedule == "interleaved")
+        if m == 0 or not turns or (schedule == "interleaved" and m % frame["pp"]) or not cuttable:
             continue
         for text in fix.get("recompute") or recompute_choices(problem, chunks):
             recompute = Recompute.parse(text)
@@ -352,9 +355,43 @@ def shardings(problem: Problem) -> list[str]:
     return [name for name in offered if name != "hsdp"] + [f"hsdp:{size}" for size in sorted(sizes) if "hsdp" in offered]
 
 
-def _may_stand_alone(problem: Problem) -> int:
-    """1 where the MTP layers can be a chunk of their own: the layout string says so, lists of decoder layers cannot."""
-    return int(problem.model.mtp is not None and "layout" in problem.stack.split_forms)
+def _bare_ends(problem: Problem, vpp: int) -> tuple[bool, bool]:
+    """Whether embedding, and loss or MTP layers, can be chunks without decoder layers: layout strings and offsets say so, but for
+    the loss of a V shape, which no row of an offset ends with."""
+    said = set(problem.stack.split_forms)
+    return bool({"layout", "offset"} & said), "layout" in said or ("offset" in said and vpp != 2)
+
+
+def led_blocks(problem: Problem) -> int:
+    """Blocks until the first layer of experts, it included, which MindSpeed-LLM wants on the first stage; else none."""
+    moe = [isinstance(problem.model.kinds[name].mlp, MoeMlp) for name in problem.model.layer_kinds]
+    return moe.index(True) + 1 if problem.stack.framework == "mindspeed-llm" and True in moe[1:] and not moe[0] else 0
+
+
+def legal_cuts(problem: Problem, pp: int, vpp: int = 1) -> list[tuple[int, ...]]:
+    """Every way to cut a model's blocks into pp·vpp chunks that its stack can be told."""
+    layers, chunks = problem.model.num_layers, pp * vpp
+    blocks = layers + (problem.model.mtp.layers if problem.model.mtp else 0)
+    inner = combinations_with_replacement(range(blocks + 1), chunks - 1)
+    return [cuts for each in inner if can_be_told(problem, pp, vpp, cuts := (0, *each, blocks))]
+
+
+def can_be_told(problem: Problem, pp: int, vpp: int, cuts: tuple[int, ...]) -> bool:
+    """Read off the letters of each chunk, as Megatron-Core reads its layout string."""
+    layers, (bare_first, bare_last) = problem.model.num_layers, _bare_ends(problem, vpp)
+    chunks = [["t" if block < layers else "m" for block in range(a, b)] for a, b in pairwise(cuts)]
+    if not all(chunks[1:-1]) or not (chunks[0] or bare_first) or not (chunks[-1] or bare_last) or not any(chunks):
+        return False
+    if pp > 1 and cuts[vpp] < led_blocks(problem):
+        return False
+    with_mtp = [index for index, letters in enumerate(chunks) if "m" in letters]
+    if not with_mtp:
+        return True
+    (place, *others) = with_mtp
+    before_loss = place == len(chunks) - 2 and not chunks[-1] and "layout" in problem.stack.split_forms
+    if others or not (place == len(chunks) - 1 or (before_loss and (vpp == 1 or place % pp))):
+        return False
+    return bare_last or "t" in chunks[place]
 
 
 def _meaning(layout: Layout) -> tuple[object, ...]:
@@ -448,11 +485,9 @@ def partitions(problem: Problem, model: CostModel, table: LayoutTable) -> Iterat
         if not problem.stack.cuts_freely(vpp):
             cuts = [(*(c * (layers // chunks) for c in range(chunks)), blocks)]
         elif SCHEDULES[schedule] == "1f1b":
-            # The MTP layers stay together, and with a decoder layer unless a chunk of their own can be said.
-            last = layers - 1 + _may_stand_alone(problem)
-            cuts = [(0, *inner, blocks) for inner in combinations(range(1, last + 1), pp - 1)]
+            cuts = legal_cuts(problem, pp)
         else:
-            for row, each in zip(rows, balanced_cuts(model, model.rows(table.take(rows)), chunks).tolist(), strict=True):
-                yield np.array([row]), [Split(pp, vpp, tuple(each))]
+            for row, each in zip(rows, default_cuts(model, model.rows(table.take(rows))).tolist(), strict=True):
+                yield np.array([row]), [Split(pp, vpp, tuple(each), SCHEDULES[schedule] in ("zb-v", "dualpipev"))]
             continue
         yield rows, [Split(pp, vpp, each) for each in cuts]

@@ -68,7 +68,7 @@ def test_no_partition_lies_below_its_bounds(seeds: range) -> None:
 
         space = Space(problem)
         place = {frame: i for i, frame in enumerate(zip(*(getattr(space.frames, name).tolist() for name in FRAME), strict=True))}
-        frame = np.array([place[tuple(getattr(layout, name) for name in FRAME)] for layout in layouts])
+        frame = np.array([place[tuple(getattr(layout, name) for name in FRAME)] for layout in layouts], dtype=np.intp)
         bound, fits = frame_bounds(model, space)
         assert (bound[frame] <= best_s * ROUNDING).all()
         assert_works_bound_their_layouts(problem, model, priced, best_s)
@@ -85,7 +85,7 @@ def assert_works_bound_their_layouts(problem: Problem, model: CostModel, priced:
     mine = [tuple(row) for row in zip(*(getattr(table, name).tolist() for name in COLUMNS[:-1]), strict=True)]
     theirs = LayoutTable.from_layouts(priced.layouts)
     place = {tuple(row): i for i, row in enumerate(zip(*(getattr(theirs, name).tolist() for name in COLUMNS[:-1]), strict=True))}
-    layout = np.array([place[row] for row in mine])
+    layout = np.array([place[row] for row in mine], dtype=np.intp)
     assert sorted(layout.tolist()) == list(range(len(priced.layouts)))
     rows = model.rows(works.table)
     lightest = least(priced.peak_bytes, priced.owner, len(priced.layouts))

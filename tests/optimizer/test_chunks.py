@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from paraplan.cost_models.timeline import BACKWARD, Ints, simulate
 from paraplan.optimizer.chunks import Blocks, Chunking, best_chunks, stage_bytes, step_seconds, walked
 from paraplan.optimizer.critical_paths import longest_paths
+from paraplan.search_spaces.cutting import Cutting
 
 GB = 1e9
 
 
-def random_chunking(rng: np.random.Generator, choices: int) -> Chunking:
+def random_chunking(rng: np.random.Generator, choices: int, bare: tuple[bool, bool] = (False, False)) -> Chunking:
     """A pipeline of up to nine blocks of up to two kinds, whose stages cannot hold everything."""
     schedule = str(rng.choice(["1f1b", "interleaved", "gpipe"]))
     pp, vpp = int(rng.integers(2, 4)), 2 if schedule == "interleaved" else 1
@@ -38,15 +39,20 @@ def random_chunking(rng: np.random.Generator, choices: int) -> Chunking:
     order = tuple(rng.integers(0, kinds, blocks).tolist())
     held, limit = np.arange(pp, 0, -1).astype(float), (blocks / pp * 3.0 + 2 * pp) * GB
     p2p_s = float(rng.choice([0.0, 0.2]))
-    return Chunking(schedule, pp, vpp, m, p2p_s, order, costs, ends, held, np.full(pp, GB), limit, blocks - 1)
+    cutting = Cutting(pp, vpp, blocks, blocks, bare=bare)
+    return Chunking(schedule, cutting, m, p2p_s, order, costs, ends, held, np.full(pp, GB), limit)
 
 
 def partitions(chunking: Chunking) -> Iterator[Ints]:
     """Every way to cut the blocks and to choose what is redone."""
     blocks = len(chunking.order)
     kinds, choices = chunking.blocks.backward_s.shape
-    for inner in itertools.combinations(range(1, blocks), chunking.chunks - 1):
-        held = chunking.held((0, *inner, blocks))
+    for inner in itertools.combinations_with_replacement(range(blocks + 1), chunking.chunks - 1):
+        cuts = (0, *inner, blocks)
+        least = [not chunking.cutting.bare[0], *[1] * (chunking.chunks - 2), not chunking.cutting.bare[1]]
+        if (np.diff(cuts) < least).any():
+            continue
+        held = chunking.held(cuts)
         for redone in itertools.product(*(range(int(n) + 1) if choices == 2 else (0,) for n in held.ravel())):
             counts = np.zeros((kinds, choices, chunking.chunks), dtype=np.int64)
             counts[:, -1] = np.reshape(redone, held.shape) if choices == 2 else held
@@ -62,7 +68,7 @@ def listed_s(chunking: Chunking) -> float:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_cutting_planes_find_what_listing_finds(seed: int) -> None:
-    chunking = random_chunking(np.random.default_rng(seed), choices=1 + seed % 2)
+    chunking = random_chunking(np.random.default_rng(seed), choices=1 + seed % 2, bare=(seed % 3 == 0, seed % 4 == 0))
     listed, found = listed_s(chunking), best_chunks(chunking, seconds=5.0)
     if found is None:
         assert listed == np.inf
@@ -128,11 +134,11 @@ def test_a_walk_only_goes_downhill_and_stays_legal() -> None:
         return np.array([step_seconds(chunking, chunking.held(each)[:, None, :]) for each in cuts.tolist()])
 
     start = (*range(chunks), blocks)
-    way = walked(chunking, start, price)
+    way = walked(chunking, start, price, lambda cuts: 0.9 * price(cuts))
     steps = price(np.array(way))
     assert way[0] == start
     assert (np.diff(steps) < 0).all()
-    assert all(np.diff(cuts).min() >= 1 and cuts[0] == 0 and cuts[-1] == blocks for cuts in way)
+    assert all((np.diff(cuts) >= chunking.cutting.least).all() and cuts[0] == 0 and cuts[-1] == blocks for cuts in way)
     best = best_chunks(chunking)
     assert best is not None
     assert best.step_s <= steps[-1] * (1 + 1e-9)

@@ -117,6 +117,24 @@ def test_a_written_plan_can_be_exported(
         assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
 
 
+def test_an_export_says_which_files_it_replaced(
+    model: str, asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same export again replaces nothing that reads otherwise, and says nothing."""
+    (tmp_path / "plan.json").write_text(sample_plan().to_json(), encoding="utf-8")
+    command = ["export", str(tmp_path / "plan.json"), "--to", "megatron-lm", "-o", str(tmp_path / "b")]
+    for _ in range(2):
+        assert main(command) == 0
+        assert capsys.readouterr().err == ""
+    (tmp_path / "b" / "hosts.csv").write_text("mine", encoding="utf-8")
+    assert main(command) == 0
+    assert "replaced 1 file" in (said := capsys.readouterr().err) and "hosts.csv" in said
+    (tmp_path / "b" / "hosts.csv").write_text("mine", encoding="utf-8")
+    assert main([*command, "-q"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["catalog", "models", "-q"]) == 0
+
+
 def test_quiet_leaves_standard_error_empty(
     model: str, asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,13 +207,14 @@ def test_an_illegal_layout_is_status_1(model: str, monkeypatch: pytest.MonkeyPat
     assert document["plan"]["step_time_s"] == 30.25
 
 
-def test_a_plan_that_the_framework_cannot_express_writes_nothing(
-    model: str, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_plan_that_the_framework_cannot_express_is_kept(
+    model: str, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exporters = importlib.import_module("paraplan.optimizer.exporters")
     monkeypatch.setattr(exporters, "render", answers(Infeasible("megatron-lm cannot express dualpipe")))
     assert main(["plan", model, *JOB, "--framework", "megatron-lm", "--out", str(tmp_path / "out")]) == 1
-    assert not (tmp_path / "out").exists()
+    assert "plan.json" in (said := capsys.readouterr().err) and "launch files are not: megatron-lm cannot express" in said
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"plan.json", "hostfile"}
     assert main(["plan", model, *JOB, "--out", str(tmp_path / "out")]) == 0, (
         "of the stack's own framework, the plan without its launch files"
     )
@@ -203,6 +222,17 @@ def test_a_plan_that_the_framework_cannot_express_writes_nothing(
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------------------
+
+
+def test_stages_that_were_edited_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(sample_plan().to_json())
+    document["plan"]["layout"]["stages"][-1]["chunks"][-1]["layers"] = [0, 500]
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(document))
+    for command in (["timeline", str(edited), "-o", str(tmp_path / "t.json")], ["why", str(edited), "--not", "tp=2"]):
+        assert main(command) == 2
+        assert "holds layers 0 to 500, and" in capsys.readouterr().err
+
 
 PLAN = ["plan", "MODEL", *JOB]
 EVALUATE = ["evaluate", "MODEL", *JOB]
@@ -231,6 +261,7 @@ BAD = [
     ([*PLAN, "--constraint", "tp*cp"], "tp*cp"),
     ([*PLAN, "--constraint", "__import__('os')<=1"], "constraint"),
     ([*PLAN, "--inside", "galaxy:tp"], "galaxy"),
+    *(([*PLAN, option, " "], option) for option in ("--fix", "--forbid", "--constraint", "--inside")),
     ([*PLAN, "--framework", "no-such-framework"], "no-such-framework"),
     ([*PLAN, "--framework-version", "0.16"], "framework"),
     ([*PLAN, "--engine", "guess"], "bnb"),

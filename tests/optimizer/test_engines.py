@@ -92,7 +92,7 @@ def test_bounds_in_nanoseconds_are_rounded_down() -> None:
 def test_optuna_finds_the_optimum_of_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the seeds whose problem has a few hundred layouts, more than the budget, all but one; and that one nearly."""
     monkeypatch.setattr("paraplan.optimizer.engines.sampling.BUDGET", SAMPLED)
-    tried = [problem for problem in map(tiny_problem, range(41)) if 100 < Space(problem).listed < 700]
+    tried = [problem for problem in map(tiny_problem, range(48)) if 100 < Space(problem).listed < 700]
     off = []
     for problem in tried:
         optimum_s, sampled = times(solve("bnb", task(problem)))[0], solve("optuna", task(problem))

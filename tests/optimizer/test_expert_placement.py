@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.expert_loads import ExpertLoads, imbalance_by_ep, read_loads, read_pairs
-from paraplan.optimizer.expert_placement import ExpertPlacement, expert_site, steps_at
+from paraplan.optimizer.expert_placement import ExpertPlacement, expert_site
+from paraplan.optimizer.imbalance_steps import STEPS_AT, steps_at
 from paraplan.optimizer.planner import evaluate, plan
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import build_problem, load_cluster
@@ -121,6 +122,16 @@ def test_step_time_rises_with_the_imbalance_and_is_the_plans_own() -> None:
     assert own.imbalance == problem.workload.expert_imbalance > 1.0  # the default is not perfect balance
     assert own.step_time_s == pytest.approx(priced.step_time_s, rel=1e-9)
     assert any("times the mean of routed tokens" in sentence for sentence in problem.assumptions)
+
+
+def test_a_plan_shows_its_step_time_over_the_imbalance() -> None:
+    limits = "micro_batch=1,recompute=full,vpp=1,tp=1,pp=1"
+    found = plan(build_problem("qwen3-30b-a3b", "hgx-h100", 16, 32, 4096, fix=limits, expert_imbalance=1.2))
+    steps = found.at_imbalance or ()
+    assert [step.imbalance for step in steps] == sorted({*STEPS_AT, 1.2})
+    assert next(step for step in steps if step.of).step_time_s == pytest.approx(found.plan.step_time_s, rel=1e-9)
+    assert steps[0].step_time_s < steps[-1].step_time_s
+    assert plan(build_problem("llama-3.1-8b", "hgx-h100", 8, 8, 4096, fix="micro_batch=1,recompute=full")).at_imbalance is None
 
 
 def test_report_at_both_widths(
@@ -237,3 +248,14 @@ def test_evaluate_shows_the_step_over_the_imbalance(files: Callable[..., list[st
     assert own["step_time_s"] == pytest.approx(document["plan"]["step_time_s"])
     assert main([*command[:-1], "0.5"]) == 2
     assert "expert imbalance 0.5: must be from 1" in capsys.readouterr().err
+
+
+def test_experts_without_loads_are_named() -> None:
+    loads = read_loads("layer,expert,load\n3,0,5\n3,1,7\n4,0,1\n4,1,1\n4,2,1\n", "loads", 3)
+    assert loads.absent == ("experts that the loads do not list, or list with 0, are taken to receive nothing: 1 of 3 in layer 3",)
+    assert read_loads("layer,expert,load\n3,0,5\n3,1,7\n", "loads", 2).absent == ()
+
+
+def test_layers_without_loads_are_counted(files: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*files(), "--json"]) == 0
+    assert any("of 48 layers with experts 2 are measured" in said for said in json.loads(capsys.readouterr().out)["assumptions"])

@@ -171,6 +171,26 @@ def test_packing_agrees_with_listing_every_packing() -> None:
             assert found.bound <= least * (1.0 + 1e-9)
 
 
+def test_bounds_of_whole_tokens_are_whole() -> None:
+    """No sum of whole numbers lies between two of them: ⌈58,828 / 8⌉ = 7,354 on the fullest of eight ranks is proven best."""
+    draw = np.random.default_rng(5)
+    for devices, each in ((2, 4), (3, 3), (4, 2)):
+        ways = dealt(tuple(range(devices * each)), devices, each)
+        for _ in range(8):
+            loads = np.floor(draw.lognormal(3.0, 0.8, devices * each))
+            least = min(max(loads[list(rank)].sum() for rank in way) for way in ways)
+            found = packing_bound(loads, devices)
+            assert found == int(found) >= loads.sum() / devices
+            assert found <= least and pack(loads, devices).bound == least
+    loads = np.full(64, 919.0)
+    loads[:12] += 1.0
+    assert loads.sum() == 58_828
+    found = place(loads, Site(np.zeros(8, dtype=np.int64), 1, 0))
+    assert found.fullest == 7_354
+    assert found.gap == 0.0
+    assert place(loads / 7.0, Site(np.zeros(8, dtype=np.int64), 1, 0)).bound < 7_354 / 7.0
+
+
 def test_two_on_each_rank_are_proven() -> None:
     """Heaviest with lightest is best for two on a device; the bound says so."""
     loads = np.random.default_rng(5).uniform(1.0, 20.0, 256)
@@ -246,6 +266,26 @@ def test_no_heuristic_does_better(kind: str, where: Site, largest_gap: float) ->
             assert found.fullest <= fullest_load(loads, slots, 64) * (1.0 + 1e-9), name
         assert found.gap <= largest_gap
         assert found.bound == pytest.approx(min(placement_bound(loads, where), found.fullest))
+
+
+PUBLISHED = {
+    "loads": [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]],
+    "placed": [[5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1], [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1]],
+}
+"""Loads of twelve experts in two layers and where DeepSeek's EPLB puts sixteen copies on two nodes of four (its README, MIT)."""
+
+
+@pytest.mark.parametrize(("layer", "least", "published"), [(0, 151.0, 156.0), (1, 179.5, 179.5)])
+def test_a_published_example_and_its_published_placement(layer: int, least: float, published: float) -> None:
+    """The oracle gets what EPLB prints; ours is the least there is, by listing every placement that keeps groups on a node."""
+    loads, theirs = (np.array(PUBLISHED[name][layer]) for name in ("loads", "placed"))
+    loads, where = loads.astype(float), site(4, 4, redundant=4, groups=4, groups_topk=2, top_k=2)
+    assert fullest_load(loads, theirs, 8) == published
+    assert fullest_load(loads, eplb_like(loads, where), 8) == published
+    found = place(loads, where)
+    assert keeps_groups(found.slots, 12, where)
+    assert found.fullest == least
+    assert found.bound <= least
 
 
 def test_two_slots_a_rank_and_as_many_copies_as_experts() -> None:

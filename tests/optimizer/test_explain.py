@@ -57,7 +57,7 @@ def without(given: Problem, rule_id: str) -> Problem:
     [
         (problem(fix="tp=5"), {"C020", "fix tp"}),
         (problem(fix="tp=5,pp=4,recompute=full", forbid="cp>2"), {"C020", "fix tp"}),
-        (problem(fix="pp=33"), {"C140", "fix pp"}),
+        (problem(fix="pp=35"), {"C140", "fix pp"}),  # 32 layers, and the embedding and the loss alone
         (problem(fix="pp=1,vpp=2"), {"C064a", "fix pp", "fix vpp"}),
         (problem(fix="dp=3"), {"C029", "fix dp"}),
         (problem(MOE, fix="ep=48"), {"C080c", "fix ep"}),

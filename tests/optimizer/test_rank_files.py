@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.commands.planning import plan_json
-from paraplan.optimizer.rank_files import Host, host_file, missing, rank_table, read_hosts, seats
+from paraplan.optimizer.rank_files import Host, host_file, missing, rank_table, read_hosts, seats, unwritten
 from paraplan.optimizer.ranks import groups, placement
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.errors import InputError
@@ -67,9 +67,34 @@ def test_rank_table_of_servers_without_supernodes() -> None:
 
 
 def test_no_rank_table_where_none_is_documented() -> None:
-    for name in ("hgx-h100", "atlas-950-superpod"):
+    for name in ("hgx-h100", "atlas-960-superpod"):
         machine = load_cluster(name)
         assert rank_table(seats(Layout(tp=8, edp=8), machine), machine) is None
+    assert unwritten(load_cluster("hgx-h100")) is None
+    assert "for ascend-960 is not published" in (unwritten(load_cluster("atlas-960-superpod")) or "")
+    assert unwritten(load_cluster("atlas-950-superpod")) is None
+
+
+def test_rank_table_by_network_layer() -> None:
+    """Ascend 950: every rank with its cabinet, its supernode and, across two of them, the cluster; the machine knows addresses."""
+    layout = Layout(tp=8, pp=2, dp=128, edp=1024)
+    table = table_of("atlas-950-superpod", layout)
+    assert (table["version"], table["status"], table["rank_count"]) == ("2.0", "completed", 2048)
+    ranks = table["rank_list"]
+    assert [rank["rank_id"] for rank in ranks] == list(range(2048))
+    assert [rank["local_id"] for rank in ranks] == [rank["device_id"] for rank in ranks] == [n % 64 for n in range(2048)]
+    layers = [[level["net_instance_id"] for level in rank["level_list"]] for rank in ranks]
+    assert len({server for server, _, _ in layers}) == 32
+    assert [len({names[1] for names in layers[home : home + 1024]}) for home in (0, 1024)] == [1, 1]
+    assert layers[0][1] != layers[1024][1]
+    assert {names[2] for names in layers} == {"cluster"}
+    kinds = {tuple((level["net_layer"], level["net_type"]) for level in rank["level_list"]) for rank in ranks}
+    assert kinds == {((0, "TOPO_FILE_DESC"), (1, "CLOS"), (2, "CLOS"))}
+    assert all(level["rank_addr_list"] == [] for level in ranks[5]["level_list"])
+    machine = load_cluster("atlas-950-superpod")
+    assert missing(seats(layout, machine), machine) == ("rank_addr_list",)
+    alone = table_of("atlas-950-superpod", Layout(tp=8, dp=8, edp=64))
+    assert [level["net_layer"] for level in alone["rank_list"][0]["level_list"]] == [0, 1]
 
 
 def test_hosts_are_sorted_into_supernodes() -> None:
@@ -117,7 +142,8 @@ def test_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["ranks", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
     assert [Path(line).name for line in out.split()] == ["hostfile", "rank_table.json"]
-    assert "leaves out device_ip and super_device_id" in err
+    assert "leaves out device_ip: --hosts" in err
+    assert "leaves out super_device_id: --hosts" in err
     assert len(json.loads((tmp_path / "out" / "rank_table.json").read_text(encoding="utf-8"))["super_pod_list"]) == 3
 
 

@@ -325,3 +325,26 @@ def test_the_run_that_dualpipe_was_made_for() -> None:
     plain, two_way = (evaluate(problem, complete(problem, parse_layout(words + name)))[0] for name in ("1f1b", "dualpipe"))
     assert two_way.step_time_s == pytest.approx(measured_s, rel=0.15)
     assert plain.step_time_s > 1.2 * measured_s
+
+
+def test_an_edited_layout_is_priced_anew_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other cuts are drawn as they are priced now, and that is said; a layout that no devices are there for is not drawn."""
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 16, 32, 4096)
+    priced, _ = evaluate(problem, complete(problem, parse_layout("tp=2,pp=4,stages=8+8+8+8")))
+    given = {"problem": problem.model_dump(mode="json"), "plan": priced.model_dump(mode="json")}
+    moved = complete(problem, parse_layout("tp=2,pp=4,stages=2+10+10+10")).stages
+    given["plan"]["layout"]["stages"] = [stage.model_dump(mode="json") for stage in moved]
+    file = tmp_path / "edited.json"
+    file.write_text(json.dumps(given))
+    assert run(["timeline", str(file), "-o", str(tmp_path / "step.html")], lambda: False) == 0
+    assert "edited since" in capsys.readouterr().err
+    own, _ = evaluate(problem, priced.layout.model_copy(update={"stages": moved}))
+    assert own.step_time_s > priced.step_time_s
+    given["plan"]["layout"]["edp"] = 1
+    file.write_text(json.dumps(given))
+    assert run(["timeline", str(file), "-o", str(tmp_path / "step.svg")], lambda: False) == 2
+    assert f"{file}: tp·cp·pp·dp is 16 devices but etp·ep·edp·pp is 4" in capsys.readouterr().err
+    given["plan"]["layout"]["tp"] = 16
+    file.write_text(json.dumps(given))
+    assert run(["timeline", str(file), "-o", str(tmp_path / "step.svg")], lambda: False) == 2
+    assert "more than the 16 devices" in capsys.readouterr().err

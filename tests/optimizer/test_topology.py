@@ -156,6 +156,18 @@ def test_names_are_escaped() -> None:
     assert any(name in (text.text or "") for text in root.iter(f"{SVG}text"))
 
 
+def test_supernodes_say_what_they_leave_idle() -> None:
+    """288 devices are 72 in each of four racks; 256 are 64 of 72."""
+    cluster, layout = PLACES["72"]
+    problem, priced = placed("72")
+    for devices, said in ((288, "72 devices"), (256, "64 of 72 devices")):
+        used = priced.model_copy(
+            update={"layout": layout.model_copy(update={"pp": 1, "dp": devices, "ep": 8, "edp": devices // 8})}
+        )
+        picture = str(draw(problem.model_copy(update={"cluster": load_cluster(cluster), "devices": devices}), used, "svg"))
+        assert f"supernode 3 · {said}, {devices // 16} servers" in picture
+
+
 def test_loads_and_reach() -> None:
     problem, priced = placed("768")
     found = topology(problem, priced)

@@ -66,6 +66,11 @@ def test_the_first_proposal_is_the_certified_plan(subject: Subject, study: Tunin
     assert launch.certificate.status == "feasible"
 
 
+def test_the_first_proposal_is_the_plan_though_another_risks_less_memory(study: TuningStudy) -> None:
+    problem = build_problem("deepseek-v3", "hgx-h800", devices=512, global_batch=2048, seq_len=4096, fix="tp=1,pp=8,ep=32")
+    assert layout_key(ask(study, Subject(problem))[0].layout) == layout_key(plan(problem).plan.layout)
+
+
 def test_proposals_differ_and_told_runs_change_the_next(subject: Subject, study: TuningStudy) -> None:
     proposals = [ask(study, subject)[0] for _ in range(3)]
     assert len({layout_key(one.layout) for one in proposals}) == 3

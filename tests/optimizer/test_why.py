@@ -15,6 +15,7 @@ from paraplan.optimizer.cli import main
 from paraplan.optimizer.planner import evaluate, plan
 from paraplan.optimizer.reports.why import render_ablations, render_why_not
 from paraplan.optimizer.result import Plan
+from paraplan.optimizer.search import Found, Search
 from paraplan.optimizer.why import Ablations, Limits, WhyNot, ablation, best_within, why_not
 from paraplan.search_spaces.errors import Infeasible
 from paraplan.search_spaces.flags import parse_fix
@@ -170,8 +171,12 @@ def test_what_does_not_fit_is_priced_as_if_it_did(found: Plan) -> None:
     assert answer.best.reasons and "but no layout with it fits" in drawn(answer)
 
 
-def test_a_search_that_runs_out_of_time_says_so(found: Plan) -> None:
+def test_a_search_that_runs_out_of_time_says_so(found: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     curves = load_profile(found.problem.cluster.accelerator.name)
+    best = best_within(found.problem, Limits(parse_fix("tp=8")), curves, time_limit_s=1e-9)
+    assert best.layout is not None
+    assert (best.status, best.proved, best.layout.layout.tp) == ("fits", False, 8)
+    monkeypatch.setattr(Search, "run", lambda self, progress: Found(complete=False, seconds=1.0))
     best = best_within(found.problem, Limits(parse_fix("tp=8")), curves, time_limit_s=1e-9)
     assert (best.status, best.proved, best.layout) == ("not found", False, None)
     assert "time limit" in best.reasons[0]
