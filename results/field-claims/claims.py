@@ -13,7 +13,6 @@ from paraplan.cost_models.network import Network
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.reliability import (
     SECONDS_PER_DAY,
-    SECONDS_PER_YEAR,
     best_interval_s,
     failures_per_s,
     lost_share,
@@ -70,8 +69,8 @@ def all_reduce_s(ranks: int, gigabytes: float = 10.0, cluster: str = "hgx-h100")
 
 
 def card_years(flops: float, flops_per_s: float) -> float:
-    """Years that one card takes."""
-    return flops / flops_per_s / SECONDS_PER_YEAR
+    """Years of 365 days that one card takes."""
+    return flops / flops_per_s / (365 * SECONDS_PER_DAY)
 
 
 def flops_of(active: float, tokens: float) -> float:
@@ -200,7 +199,7 @@ def arithmetic_claims() -> Iterator[Claim]:
     flops = flops_of(1e14, 1e13)
     yield Claim(
         "6·10²⁷ FLOPs are 6,000 cards of 1 PFLOP/s for a year",
-        f"{card_years(flops, 1e15):,.0f} card-years at the peak; at 300 effective TFLOP/s and 30 days "
+        f"{card_years(flops, 1e15):,.0f} card-years (of 365 days) at the peak; at 300 effective TFLOP/s and 30 days "
         f"{devices_for(1e14, 1e13, 30, 3e14) / 1e6:.1f} million cards",
         "wrong",
         f"6,000 such cards take {card_years(flops, 1e15) / 6000:.0f} years. N is what a token uses: of a mixture, the active part",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from paraplan.optimizer.sizing import arithmetic
 from paraplan.optimizer.streams import Meter
 from paraplan.optimizer.writing import write_file
 
@@ -19,6 +20,13 @@ HEAD = """# What field reports claim
 
 `python results/field-claims/regenerate.py` writes this page. Every number is computed by the functions that plans are priced with;
 `claims.py` holds one small function for each.
+
+"""
+ARITHMETIC = """
+## The arithmetic, line by line
+
+10¹⁴ parameters on 10¹³ tokens in 30 days, at 300 effective TFLOP/s a device: 7.7 million devices, not thousands. N is what a token
+uses: a dense model of 10T on as many tokens takes 6·10²⁶, a mixture of 10T only its active part.
 
 """
 
@@ -34,7 +42,15 @@ def page(claims: list[Claim]) -> str:
     """The claims as a table, in their order."""
     lines = ["| claimed | our number | | why |", "|---|---|---|---|"]
     lines += [f"| {one.said} | {one.ours} | **{one.verdict}** | {one.because} |" for one in claims]
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + ARITHMETIC + "\n".join(steps()) + "\n"
+
+
+def steps() -> list[str]:
+    """What `paraplan size` shows of a run, for parameters and tokens alone."""
+    rows = ["| | | | |", "|---|---|---:|---|"]
+    for line in arithmetic(1e14, 1e13, 30.0, 3e14, "effective, of a device"):
+        rows.append(f"| {line.name} | {line.expression} | {line.value:.4g} | {line.unit} |")
+    return rows
 
 
 if __name__ == "__main__":

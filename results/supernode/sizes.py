@@ -19,6 +19,8 @@ JOBS = (
 )
 """Model, devices (which all sizes up to 1,024 divide, or nearly all), global batch, what is fixed."""
 SIZES = (8, 64, 72, 128, 384, 768, 1024, 8192, 15488)
+RACK, USED = 72, 64
+"""A rack, and what is used of it where groups of powers of two are to tile it."""
 FLAT = 0.02
 """Share of the best step within which a smaller supernode is as good."""
 WORTH = 0.03
@@ -28,7 +30,7 @@ TRILLION = 1e12
 
 def supernode_sizes() -> str:
     """The section on what a larger supernode brings."""
-    rows, flat, gains = [], {}, {}
+    rows, flat, gains, spared = [], {}, {}, {}
     speeds: list[dict[int, float]] = []
     for model, devices, batch, fix in JOBS:
         four, eight = (best(model, three_tier(ratio), devices, batch, fix=fix) for ratio in (4.0, 8.0))
@@ -36,6 +38,8 @@ def supernode_sizes() -> str:
         for size in SIZES:
             whole = next((s for s in steps if s >= devices), None)  # one supernode holds the job already
             steps[size] = steps[whole] if whole else best(model, supernodes(size), devices, batch, fix=fix).step_time_s
+        idle = best(model, supernodes(USED), devices * USED // RACK, batch, fix=fix).step_time_s
+        spared[model] = steps[RACK] / idle
         least = min(steps.values())
         flat[model] = next(size for size in SIZES if steps[size] <= least * (1.0 + FLAT))
         gains[model] = four.step_time_s / least
@@ -47,10 +51,11 @@ def supernode_sizes() -> str:
                 f"{wording.seconds(four.step_time_s)}, {wording.percent(four.mfu)}",
                 f"{four.step_time_s / eight.step_time_s:.2f}",
                 *(f"{four.step_time_s / steps[size]:.2f}" for size in SIZES),
+                f"{four.step_time_s / idle:.2f}",
                 f"{flat[model]:,}",
             )
         )
-    heads = ("model", "devices", "4:1: step, MFU", "8:1", *(f"{size:,}" for size in SIZES), "flat from")
+    heads = ("model", "devices", "4:1: step, MFU", "8:1", *(f"{size:,}" for size in SIZES), f"{USED} of {RACK}", "flat from")
     large = [model for model, *_ in JOBS if load_model(model).parameters() >= TRILLION]
     meeting = [model for model in large if flat[model] >= HUNDREDS]
     said = "Agrees" if len(meeting) == len(large) else "Depends on the model" if meeting else "Wrong here"
@@ -64,6 +69,7 @@ H100 throughout, so that only the network differs: servers of eight in a three-t
 8:1, or supernodes with the server's bandwidth and latency among so many cards and an adapter of 50 GB/s each, not oversubscribed,
 between. The mixtures have micro-batch 1 and four kinds of recompute to choose from, to keep searches short. Figures are speed over
 that of the 4:1 cluster, each with its own best layout; “flat from” is the smallest supernode within {FLAT:.0%} of the best.
+“{USED} of {RACK}” leaves eight cards of every rack idle and is counted with them: a ninth of the job's devices does nothing.
 
 {markdown(heads, rows)}
 
@@ -71,9 +77,22 @@ that of the 4:1 cluster, each with its own best layout; “flat from” is the s
 {WORTH:.0%} are in it for {", ".join(none) if none else "none"}; most, {gains[most]:.2f}×, for {most}. It is not the number of
 parameters that asks for a large supernode but the number of experts among which tokens are exchanged: dense models keep TP and CP
 within a server and hide the rest, and a mixture of few experts is served by as many cards as it has experts. Supernodes of 72 are
-worth what {_seventy_two(speeds)} in the mean: jobs fill them, and groups of powers of two then straddle their boundaries; leaving
-eight cards of each idle is what to compare with.
+worth what {_seventy_two(speeds)} in the mean where jobs fill them, for groups of powers of two then straddle their boundaries.
+{_idle(spared)}
 """
+
+
+def _idle(spared: dict[str, float]) -> str:
+    """For which models leaving eight of 72 idle is worth it, by speed over that of all 72 in use."""
+    won = {model: gain for model, gain in spared.items() if gain > 1.0}
+    lost = {model: gain for model, gain in spared.items() if gain <= 1.0}
+    first, second = (", ".join(f"{model} ({gain:.2f}×)" for model, gain in group.items()) for group in (won, lost))
+    gained = (
+        f"Leaving eight of each idle gains for {first}, in spite of fewer devices"
+        if won
+        else "Leaving eight of each idle never gains"
+    )
+    return f"{gained}; what it leaves of the speed of all 72: {second}." if lost else f"{gained}."
 
 
 def _seventy_two(speeds: list[dict[int, float]]) -> str:

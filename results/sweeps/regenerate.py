@@ -1,4 +1,4 @@
-"""Runs the example sweep and writes down its table and what it says: python results/sweeps/regenerate.py [--store FILE]
+"""Runs the sweeps and writes down their tables, pictures and what they say: python results/sweeps/regenerate.py [--store FILE]
 
 With a store that is kept, what is in it already is not planned again.
 """
@@ -9,75 +9,292 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from paraplan.optimizer.sweep_grid import read_sweep
-from paraplan.optimizer.sweep_store import Store
-from paraplan.optimizer.sweep_table import Row, rows_of, write_csv
+from paraplan.optimizer.reports.sweep_plots import pictures
+from paraplan.optimizer.sweeps.grid import Batch, read_sweep
+from paraplan.optimizer.sweeps.series import batches, device_hours, efficiencies, is_planned, layout_words, strategy
+from paraplan.optimizer.sweeps.store import Store
+from paraplan.optimizer.sweeps.table import Row, rows_of, write_csv
 from paraplan.optimizer.writing import write_file
+from paraplan.search_spaces.documents import read_document
+from paraplan.search_spaces.inputs import load_cluster
 
 HERE = Path(__file__).parent
-SWEEP, TABLE = HERE / "7b-to-10t.yaml", HERE / "7b-to-10t.csv"
-LARGEST, MOST = "moe:10T", 4096
+LARGEST, DENSE = "moe:10T", "dense:70B"
+FIXED, SCALED = "efficiency fixed batch", "efficiency scaled batch"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A YAML beside this file, what it is about, the pictures that are kept of it, and five lines on what it says."""
+
+    name: str
+    title: str
+    words: str
+    kept: tuple[str, ...]
+    learnt: Callable[[Sequence[Row]], list[str]]
 
 
 def main(store: str) -> None:
-    subprocess.run([sys.executable, "-m", "paraplan.optimizer.cli", "sweep", str(SWEEP), "--store", store], check=True)
-    open_store = Store(store, write=False)
-    rows = [row for _, row in rows_of(open_store, [point.key for point in read_sweep(SWEEP)])]
-    open_store.close()
-    write_csv([{**row, "seconds": None} for row in rows], TABLE)  # seconds differ from run to run
-    write_file(HERE / "README.md", page(rows))
+    sections = []
+    for sweep in SWEEPS:
+        rows = planned(HERE / f"{sweep.name}.yaml", store)
+        write_csv([{**row, "seconds": None} for row in rows], HERE / f"{sweep.name}.csv")  # seconds differ from run to run
+        drawn = pictures(rows)
+        for picture in sweep.kept:
+            write_file(HERE / f"{sweep.name}-{picture}", drawn[picture])
+        sections.append(section(sweep, rows))
+    write_file(HERE / "README.md", HEAD + "\n".join(sections))
 
 
-def page(rows: list[Row]) -> str:
-    lines = "\n".join(f"{number}. {line}" for number, line in enumerate(learnt(rows), start=1))
-    return f"""# 7B to 10T on four supernodes
+def planned(path: Path, store: str) -> list[Row]:
+    """All points of a sweep, with how well they scale beside each."""
+    subprocess.run([sys.executable, "-m", "paraplan.optimizer.cli", "sweep", str(path), "--store", store], check=True)
+    opened = Store(store, write=False)
+    rows = [row for _, row in rows_of(opened, [point.key for point in read_sweep(path)])]
+    opened.close()
+    by_unit = {False: FIXED, True: SCALED}
+    for batch in (*batches(rows), *every_batch(rows)):
+        for place, share in efficiencies(rows, batch).items():
+            rows[place][by_unit[batch.unit == "per device"]] = round(share, 4)
+    return rows
 
-[7b-to-10t.yaml](7b-to-10t.yaml) plans four sizes of the scaling families (`optimizer/sweep_family.py`) on four clusters at equal
-counts of devices, {len(rows)} points; [7b-to-10t.csv](7b-to-10t.csv) is the table of its store. By the cost model alone, in BF16;
-devices are what software addresses (a die of 910C counts as one). Regenerate with `python results/sweeps/regenerate.py`.
+
+def every_batch(rows: Iterable[Row]) -> list[Batch]:
+    """Batches as they are, and per device."""
+    fixed = {Batch("sequences", row["global_batch"]) for row in rows}
+    return sorted(fixed | {Batch("per device", row["global_batch"] / row["devices"]) for row in rows})
+
+
+def section(sweep: Sweep, rows: Sequence[Row]) -> str:
+    count, without = len(rows), sum(not is_planned(row) for row in rows)
+    lines = "\n".join(f"{number}. {line}" for number, line in enumerate(sweep.learnt(rows), start=1))
+    shown = "\n\n".join(f"![{sweep.title}: {Path(name).stem}]({sweep.name}-{name})" for name in sweep.kept)
+    return f"""## {sweep.title}
+
+{sweep.words} [{sweep.name}.yaml]({sweep.name}.yaml), {count} points, {without or "none"} without a plan;
+[{sweep.name}.csv]({sweep.name}.csv) is the table of its store.
 
 {lines}
+
+{shown}
 """
 
 
-def learnt(rows: list[Row]) -> list[str]:
-    """Five findings, each with its figures."""
-    planned = [row for row in rows if row.get("step_time_s")]
-    without = [f"{row['model']} on {row['devices']:,} of {row['cluster']}" for row in rows if not row.get("step_time_s")]
-    large = [row for row in planned if row["model"] == LARGEST]
-    most = [row for row in planned if row["devices"] == MOST]
+HEAD = """# Sweeps
+
+`python results/sweeps/regenerate.py` writes this page, its tables and its pictures. By the cost model alone, in BF16; devices are
+what software addresses (a die of 910C is one). Models are members of the scaling families (`optimizer/sweeps/family.py`). The
+pictures are those of `paraplan sweep --store FILE --show "" --plot DIR`, which also writes them as one page with filters. In the
+tables, efficiency is tokens per second and device over those of the fewest devices that have a plan, at a batch that stays and at
+one that grows with the devices. A point is proved best in its space (`optimal`) unless the table says otherwise.
+
+"""
+
+
+# --- what they say -----------------------------------------------------------------------------------------------------------
+
+
+def at(rows: Iterable[Row], **wanted: object) -> list[Row]:
+    """Planned rows with these values."""
+    return [row for row in rows if is_planned(row) and all(row[name] == value for name, value in wanted.items())]
+
+
+def each(rows: Iterable[Row], said: Callable[[Row], str], by: str = "cluster") -> str:
+    return ", ".join(f"{said(row)} on {row[by]}" for row in rows)
+
+
+def missing(rows: Iterable[Row]) -> str:
+    names = [f"{row['model']} on {row['devices']:,} of {row['cluster']}" for row in rows if not is_planned(row)]
+    return f"no plan for {', '.join(dict.fromkeys(names))}" if names else "every point has a plan"
+
+
+def shares(rows: Sequence[Row]) -> str:
+    return each(rows, lambda row: f"{row['mfu']:.0%}")
+
+
+def spread(values: Iterable[float]) -> str:
+    found = sorted(values)
+    return f"{found[0]:.0%} to {found[-1]:.0%}"
+
+
+def equal_counts(rows: Sequence[Row]) -> list[str]:
+    most = [row for row in rows if row["devices"] == 4096]
+    grown = at(most, global_batch=16384)
+    large, dense = (at(grown, model=name) for name in (LARGEST, DENSE))
+    best = max(large, key=lambda row: row["tokens_per_s"])
+    worst = min(large, key=lambda row: row["tokens_per_s"])
+    fixed = spread(row[FIXED] for row in at(most, global_batch=4096) if FIXED in row)
+    scaled = spread(row[SCALED] for row in grown if SCALED in row)
+    times = best["tokens_per_s"] / worst["tokens_per_s"]
+    crossing = each(large, lambda row: f"{row['cross_supernode_share']:.0%}")
     return [
-        f"Without a plan: {', '.join(without) or 'no point'}; all others have one that fits and is optimal in its space.",
-        f"MFU of {LARGEST} on {MOST:,} devices: {shares(large, lambda row: row['devices'] == MOST)}.",
-        f"MFU of dense:70B on {MOST:,} devices: {shares(most, lambda row: row['model'] == 'dense:70B')}.",
-        f"Layouts of {LARGEST} on {MOST:,} devices: {layouts(large)}.",
-        f"From 1,024 to {MOST:,} devices, 4 sequences a device on both, tokens per second and device change by {change(planned)} "
-        "over all models and clusters.",
+        f"MFU of {DENSE} on 4,096 devices, 4 sequences each: {shares(dense)}. Of {LARGEST}: {shares(large)}. Dense models hardly "
+        "tell supernodes apart, the all-to-all of experts does.",
+        f"Of the bytes of {LARGEST} that travel between devices, {crossing} leave their supernode.",
+        f"Equal counts are not equal machines: {LARGEST} runs {times:.1f} times as fast on {best['cluster']} as on "
+        f"{worst['cluster']}. The next two sweeps compare what has one peak, or one price.",
+        f"From 1,024 to 4,096 devices the rate per device is {scaled} of what it was where the batch grows with the devices, and "
+        f"{fixed} where it stays (more than all of it where memory was short on 1,024).",
+        f"Memory decides first: {missing(rows)}.",
     ]
 
 
-def shares(rows: list[Row], wanted: Callable[[Row], bool]) -> str:
-    return ", ".join(f"{row['mfu']:.0%} on {row['cluster']}" for row in rows if wanted(row))
+def equal_peak(rows: Sequence[Row]) -> list[str]:
+    def rate(row: Row) -> float:
+        peak = load_cluster(row["cluster"]).accelerator.peak_flops["bf16"].value * row["devices"]
+        return float(row["tokens_per_s"] / peak * 1e18)
 
+    def said(some: Sequence[Row]) -> str:
+        return f"{each(some, lambda row: f'{rate(row):,.0f}')}, {ratio(some, rate)} apart"
 
-def layouts(rows: list[Row]) -> str:
-    names = ("tp", "cp", "pp", "vpp", "dp", "ep")
-    words = ((row, " ".join(f"{name} {row[name]}" for name in names if row[name] > 1)) for row in rows if row["devices"] == MOST)
-    return "; ".join(f"{layout} on {row['cluster']}" for row, layout in words)
-
-
-def change(rows: list[Row]) -> str:
-    """From the fewest to the most devices, the least and the largest."""
-    rates = {(row["model"], row["cluster"], row["devices"]): row["tokens_per_s_per_device"] for row in rows}
-    found = [
-        rates[model, cluster, MOST] / rate - 1.0
-        for (model, cluster, devices), rate in rates.items()
-        if devices != MOST and (model, cluster, MOST) in rates
+    large, dense, moe = (at(rows, model=name, global_batch=8192) for name in (LARGEST, DENSE, "moe:600B"))
+    return [
+        f"2,048 H100 have the peak of {counted(rows)}, to the nearest count that batches and layers divide by. Rates below are "
+        "tokens per second for each EFLOP/s of peak, so that what is left of the difference does not count.",
+        f"{DENSE}: {said(dense)}.",
+        f"moe:600B: {said(moe)}. {LARGEST}: {said(large)}.",
+        f"Many slow devices want a large batch: with 2,048 sequences instead of 8,192, {LARGEST} keeps "
+        f"{kept(at(rows, model=LARGEST, global_batch=2048), large)} of its rate.",
+        f"Memory comes with the count, not with the peak: {missing(rows)}.",
     ]
-    return f"{min(found):+.0%} to {max(found):+.0%}"
+
+
+def equal_cost(rows: Sequence[Row]) -> list[str]:
+    prices = read_document(HERE / "7b-to-10t-equal-cost.yaml")["prices"]
+
+    def paid(row: Row) -> float:
+        return float(device_hours(row) * prices[row["cluster"]])
+
+    lines = [
+        f"At the example prices 2,048 H100 cost an hour what {counted(rows)} do, to the nearest such count. Money below is for "
+        "what was given, so that what is left of the difference does not count.",
+    ]
+    for model in (DENSE, "moe:600B", LARGEST):
+        some = at(rows, model=model, global_batch=8192)
+        cheap = min(some, key=paid)
+        others = [row for row in some if row is not cheap]
+        even = each(others, lambda row: f"{prices[row['cluster']] * paid(cheap) / paid(row):.2f}")  # noqa: B023 - called at once
+        cost = each(some, lambda row: f"{paid(row):.3g}")
+        lines.append(
+            f"{model}: a million tokens cost {cost}; the others would cost as little as {cheap['cluster']} at {even} an hour."
+        )
+    lines.append("The order of clusters is one of prices, and it moves with the model: put in your own and run it again.")
+    return lines
+
+
+def deepseek(rows: Sequence[Row]) -> list[str]:
+    h800, dies = (by(at(rows, global_batch=15360, cluster=name), "devices") for name in ("hgx-h800", "cloudmatrix-384"))
+    grown = spread(row[SCALED] for row in at(rows) if row["global_batch"] == 7.5 * row["devices"] and SCALED in row)
+    published = at(h800, devices=2048)[0]
+    return [
+        f"On 2,048 H800, the published run, the best is {layout_words(published)}, MFU {published['mfu']:.1%} in BF16.",
+        f"At the published batch of 15,360 sequences the rate per device falls to {h800[-1][FIXED]:.0%} on {h800[-1]['devices']:,} "
+        f"H800 and to {dies[-1][FIXED]:.0%} on {dies[-1]['devices']:,} dies: micro-batches run out.",
+        f"With 7.5 sequences for every device it is {grown} over the whole range: the batch, more than the network, stops scaling.",
+        f"What wins by count: {turns(h800)} on hgx-h800; {turns(dies)} on cloudmatrix-384.",
+        f"At the published batch a token costs least on {cheapest(h800)} H800 and on {cheapest(dies)} dies; every doubling beyond "
+        "buys time at a rising price.",
+    ]
+
+
+def lengths(rows: Sequence[Row]) -> list[str]:
+    names = list(dict.fromkeys(row["cluster"] for row in rows))
+    found = {name: by(at(rows, cluster=name), "seq_len") for name in names}
+
+    def of_each(said: Callable[[list[Row]], str], joint: str = "; ") -> str:
+        return joint.join(f"{said(some)} on {name}" for name, some in found.items())
+
+    def first(some: list[Row], grown: Callable[[Row], bool]) -> str:
+        return next((f"{row['seq_len'] // 1024}K" for row in some if grown(row)), "none of these lengths")
+
+    rates = of_each(lambda some: f"{some[0]['tokens_per_s_per_device']:,.0f} to {some[-1]['tokens_per_s_per_device']:,.0f}", ", ")
+    flops = of_each(lambda some: f"{some[0]['mfu']:.0%} to {some[-1]['mfu']:.0%}", ", ")
+    worst = min(found.values(), key=lambda some: some[-1]["mfu"] / some[0]["mfu"])
+    falls = f"{worst[0]['cluster']}, of whose traffic {worst[-1]['cross_supernode_share']:.0%} leaves the supernode then"
+    groups = of_each(lambda some: f"tp·cp {some[0]['tp'] * some[0]['cp']} to {some[-1]['tp'] * some[-1]['cp']}", ", ")
+    ends = of_each(lambda some: f"{layout_words(some[0])} to {layout_words(some[-1])}")
+    redone = of_each(lambda some: first(some, lambda row: row["recompute"] != "none"), ", ")
+    return [
+        f"From 4K to 1M tokens the rate per device goes from {rates}: mostly the attention that each token costs.",
+        f"MFU, which counts that attention, goes from {flops}. It falls most on {falls}.",
+        f"A sequence is divided over {groups}: four sequences leave nothing to divide by but the sequence itself.",
+        f"Layouts go from {ends}.",
+        f"Something is recomputed from {redone} on; {missing(rows)}.",
+    ]
+
+
+def by(rows: Iterable[Row], name: str) -> list[Row]:
+    return sorted(rows, key=lambda row: row[name])
+
+
+def counted(rows: Iterable[Row]) -> str:
+    counts = {row["cluster"]: row["devices"] for row in rows if row["cluster"] != "hgx-h100"}
+    return ", ".join(f"{count:,} on {name}" for name, count in counts.items())
+
+
+def ratio(rows: Sequence[Row], of: Callable[[Row], float]) -> str:
+    return f"{max(map(of, rows)) / min(map(of, rows)):.2f} times"
+
+
+def kept(small: Sequence[Row], large: Sequence[Row]) -> str:
+    rates = {row["cluster"]: row["tokens_per_s"] for row in large}
+    return each([row for row in small if row["cluster"] in rates], lambda row: f"{row['tokens_per_s'] / rates[row['cluster']]:.0%}")
+
+
+def turns(rows: Sequence[Row]) -> str:
+    """Strategies from the fewest devices on, where they change."""
+    found: list[tuple[int, str]] = []
+    for row in rows:
+        if not found or found[-1][1] != strategy(row):
+            found.append((row["devices"], strategy(row)))
+    return ", ".join(f"{name} from {devices:,}" for devices, name in found)
+
+
+def cheapest(rows: Sequence[Row]) -> str:
+    return f"{min(rows, key=device_hours)['devices']:,}"
+
+
+SWEEPS = (
+    Sweep(
+        "7b-to-10t",
+        "7B to 10T on four supernodes, at equal counts of devices",
+        "Two dense models and two of experts on 1,024 and 4,096 devices.",
+        ("strategies.png", "curves.svg"),
+        equal_counts,
+    ),
+    Sweep(
+        "7b-to-10t-equal-peak",
+        "The same at equal peak",
+        "As many devices as have the dense BF16 peak of 2,048 H100.",
+        ("strategies.png",),
+        equal_peak,
+    ),
+    Sweep(
+        "7b-to-10t-equal-cost",
+        "The same at equal cost",
+        "As many devices as cost an hour what 2,048 H100 do.",
+        ("strategies.png",),
+        equal_cost,
+    ),
+    Sweep(
+        "deepseek-v3",
+        "DeepSeek-V3 over 256 to 16,384 devices",
+        "At the batch of its own run, and at one that grows with the devices.",
+        ("strategies.png", "curves.svg", "fronts.svg"),
+        deepseek,
+    ),
+    Sweep(
+        "sequence-length",
+        "Sequences of 4K to 1M tokens for a 70B",
+        "On 1,024 devices, four million tokens (4·2²⁰) a step.",
+        ("strategies.png", "curves.svg"),
+        lengths,
+    ),
+)
 
 
 if __name__ == "__main__":

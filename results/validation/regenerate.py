@@ -57,14 +57,14 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "Errors are |predicted/measured − 1|, bias the median of log(predicted/measured); unfitted is the median error with",
             "the stacks' documented figures, constant that of the family's own median MFU, taken from its `fit` rows. Ranking is",
             "within groups of one problem and one software version, ties averaged (in brackets the number of groups); regret is",
-            "the mean over groups, random that of any pick.",
+            "the mean over groups, random that of any pick. The interval of a median is a bootstrap of groups, nine times in ten.",
             "Peaks are predicted as their sources measured them: allocated, reserved, or of the whole device. Running out:",
             "precision and recall of the boolean on rows that say whether they ran, false alarms as a share of those that ran;",
             "unsure is the share of peaks within 15 % of the free memory.",
             "",
             "## Step time: families that share hardware and kind of model",
             "",
-            report.markdown(("rows of", "split", *report.TIME), report.pool_table(found)),
+            report.markdown(("rows of", "split", *report.POOLED), report.pool_table(found)),
             "",
             "## Intervals",
             "",
@@ -79,7 +79,8 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "All among `fit` rows. A family's rows are predicted by figures that never saw them: those of other families on the",
             "same stack and accelerator, else what well-measured stacks let expect (0); then after 1, 3 and 10 of its own runs, on",
             f"rows that no count learns from. Median errors, medians over {DRAWS} draws; documented: with the stack's documented",
-            "figures; inside: how often the interval of so many runs holds the step time.",
+            "figures; inside: how often the interval of so many runs holds the step time. One run of MindSpeed or MindFormers",
+            "says less than another's: their tables name no grade of the device and take layouts from scripts (±15 %).",
             "",
             report.markdown(LEFT_OUT, curve),
             "",
@@ -141,7 +142,8 @@ VOCABULARY_NOTE = (
     "One table, read top down: the first entry of a column whose pattern matches the whole cell, in any case, counts. "
     "A meaning that starts with ! is a reason why the row cannot be priced, one that starts with ~ the nearest that is known "
     "(the row says so). The text for `accelerator` is without its vendor, for `stack` is software, family, "
-    "precision, optimizer_sharding and comm_overlap, joined by ` | `."
+    "precision, optimizer_sharding and comm_overlap, joined by ` | `, for `doubt` the family (a spread of log step time), for "
+    "`selective` the stack."
 )
 
 

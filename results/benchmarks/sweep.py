@@ -1,0 +1,109 @@
+"""Times a sweep of a thousand points and writes sweep.md: python results/benchmarks/sweep.py [--every K] [--workers N]
+
+Seconds are those of the machine at hand. `--every K` plans each K-th point alone; the page says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from paraplan.optimizer.sweeps.grid import Point, read_sweep
+from paraplan.optimizer.sweeps.store import Store
+from paraplan.optimizer.sweeps.sweeper import run_sweep
+from paraplan.optimizer.sweeps.table import Row, rows_of
+from paraplan.optimizer.sweeps.workers import Processes
+from paraplan.optimizer.writing import write_file
+
+HERE = Path(__file__).parent
+SWEEP = HERE / "thousand.yaml"
+LOOKED_EVERY_S = 1.0
+MIB = float(1 << 20)
+
+
+class Watched(Processes):
+    """Worker processes whose memory is looked at while they plan: the most of each, by the share of the points that are done."""
+
+    def __init__(self, workers: int, points: int) -> None:
+        super().__init__(workers)
+        self.points, self.done, self.looked_s = points, 0, 0.0
+        self.most_bytes = [0] * 4
+
+    def wait(self, seconds: float) -> list[tuple[str, object]]:  # type: ignore[override]
+        if time.monotonic() - self.looked_s > LOOKED_EVERY_S:
+            self.looked_s = time.monotonic()
+            quarter = min(3, 4 * self.done // self.points)
+            self.most_bytes[quarter] = max(self.most_bytes[quarter], *(resident_bytes(number) for number in self.processes))
+        ended = super().wait(seconds)
+        self.done += len(ended)
+        return ended
+
+
+def resident_bytes(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # it has ended in between
+        return 0
+
+
+def main(every: int, workers: int) -> None:
+    points = read_sweep(SWEEP)[::every]
+    with tempfile.TemporaryDirectory() as folder:
+        store, pool = Store(str(Path(folder) / "sweep.sqlite")), Watched(workers, len(points))
+        begun = time.monotonic()
+        run_sweep(points, HERE, store, pool, lambda words, _: print(f"\r{words}", end="", flush=True))
+        seconds = time.monotonic() - begun
+        rows = [row for _, row in rows_of(store)]
+        pool.close()
+        store.close()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    write_file(HERE / "sweep.md", page(points, rows, seconds, used.ru_utime + used.ru_stime, pool.most_bytes, workers, every))
+
+
+def page(
+    points: list[Point], rows: list[Row], seconds: float, worked_s: float, most_bytes: list[int], workers: int, every: int
+) -> str:
+    came = ", ".join(f"{count:,} {status}" for status, count in Counter(row["status"] for row in rows).most_common())
+    took = sorted(row["seconds"] for row in rows)
+    late_s = took[min(len(took) - 1, 99 * len(took) // 100)]
+    part = f"one point in {every} of " if every > 1 else ""
+    memory = " | ".join(f"{each / MIB:,.0f} MiB" for each in most_bytes)
+    slowest = sorted(rows, key=lambda row: -row["seconds"])[:5]
+    lines = "\n".join(
+        f"| {row['model']} | {row['cluster']} | {row['devices']:,} | {row['global_batch']:,} | {row['seq_len']:,} "
+        f"| {row['status']} | {row['seconds']:.1f} |"
+        for row in slowest
+    )
+    return f"""# A sweep of a thousand points
+
+`python results/benchmarks/sweep.py{f" --every {every}" if every > 1 else ""}` on {platform.machine()}, {workers} processes:
+{part}[thousand.yaml](thousand.yaml), 7B to 10T on 64 to 16,384 devices of four clusters, by a store in SQLite.
+
+| | |
+|---|---:|
+| points | {len(points):,} ({came}) |
+| seconds on the wall | {seconds:,.0f} |
+| seconds of processors | {worked_s:,.0f}, {worked_s / len(points):.2f} a point |
+| so a thousand points on two cores of their own | {worked_s / len(points) * 500 / 60:.1f} min |
+| a point, median and 99 in 100 (on the wall) | {took[len(took) // 2]:.2f} s, {late_s:.1f} s |
+
+Most memory of a process, over the quarters of the sweep: {memory}.
+
+| slowest points | cluster | devices | batch | tokens | came | seconds |
+|---|---|---:|---:|---:|---|---:|
+{lines}
+"""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, metavar="K")
+    parser.add_argument("--workers", type=int, default=2, metavar="N")
+    given = parser.parse_args()
+    main(given.every, given.workers)
