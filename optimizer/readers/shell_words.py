@@ -1,0 +1,214 @@
+"""Shell text cut into logical lines, words and their parts, quotes undone; nothing is executed or put in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MOST_WORDS = 200_000
+SEPARATORS = frozenset("\n;&|")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a word: "text", "variable", "arithmetic" or "command"; quoted pieces are not cut at blanks."""
+
+    kind: str
+    text: str
+    quoted: bool = False
+    default: str | None = None
+    array: bool = False
+    assigns: bool = False  # the default stays with the variable
+
+
+Word = list[Part]
+ARRAY_BEGIN: Word = [Part("array", "(")]
+ARRAY_END: Word = [Part("array", ")")]
+
+
+def lines_of(text: str) -> Iterator[list[Word]]:
+    """Logical lines as words: cut at line ends, semicolons and pipes outside quotes and arrays; comments and here-documents out."""
+    reader = _Reader(_without_heredocs(text))
+    line: list[Word] = []
+    for word in reader.words():
+        if word is None:
+            if line:
+                yield line
+            line = []
+        else:
+            line.append(word)
+    if line:
+        yield line
+
+
+def words_of(text: str) -> list[Word]:
+    return [word for line in lines_of(text) for word in line if word[0].kind != "operator"] if text else []
+
+
+def _without_heredocs(text: str) -> str:
+    kept: list[str] = []
+    until = ""
+    for line in text.split("\n"):
+        if until:
+            until = "" if line.strip() == until else until
+            continue
+        match = HEREDOC.search(line)
+        if match and "<<<" not in line and not line.lstrip().startswith("#") and "((" not in line:
+            until = match.group(2)
+            line = line[: match.start()]
+        kept.append(line)
+    return "\n".join(kept)
+
+
+class _Reader:
+    """Cuts characters into words; None stands for the end of a logical line."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0  # of arrays
+        self.parts: Word = []
+        self.started = False
+
+    def words(self) -> Iterator[Word | None]:
+        count = 0
+        while self.at < len(self.text) and count < MOST_WORDS:
+            for word in self._step():
+                count += 1
+                yield word
+        yield from self._flush()
+        yield None
+
+    def _step(self) -> Iterator[Word | None]:
+        char = self.text[self.at]
+        if char in " \t":
+            yield from self._flush()
+            self.at += 1
+        elif char == "#" and not self.started:
+            end = self.text.find("\n", self.at)
+            self.at = len(self.text) if end < 0 else end
+        elif self.text.startswith(("&&", "||"), self.at) and not self.depth:
+            yield from self._flush()
+            yield [Part("operator", char * 2)]
+            self.at += 2
+        elif char in SEPARATORS:
+            yield from self._flush()
+            self.at += 1
+            if not self.depth:
+                yield None
+        elif char == "(" and self._after_assignment():
+            yield from self._flush()
+            self.depth = 1
+            self.at += 1
+            yield ARRAY_BEGIN
+        elif char == ")" and self.depth:
+            yield from self._flush()
+            self.depth = 0
+            self.at += 1
+            yield ARRAY_END
+        elif char in "()":
+            yield from self._flush()
+            self.at += 1
+            if not self.depth:
+                yield None
+        elif char == "'":
+            self._quoted_plain()
+        elif char == '"':
+            self._quoted()
+        elif char == "\\":
+            self._add(Part("text", self.text[self.at + 1 : self.at + 2], True))
+            self.at += 2
+        elif char in "$`":
+            self._dollar(False)
+        else:
+            match = re.compile(r"[^\s;&|()'\"\\$`]+").match(self.text, self.at)
+            piece = match.group() if match else char
+            self._add(Part("text", piece))
+            self.at += len(piece)
+
+    def _after_assignment(self) -> bool:
+        return bool(self.parts and self.parts[-1].kind == "text" and re.fullmatch(r"[A-Za-z_]\w*\+?=", self.parts[-1].text))
+
+    def _flush(self) -> Iterator[Word]:
+        if self.started:
+            yield self.parts
+        self.parts, self.started = [], False
+
+    def _add(self, part: Part) -> None:
+        self.started = True
+        last = self.parts[-1] if self.parts else None
+        if last and last.kind == part.kind == "text" and last.quoted == part.quoted:
+            self.parts[-1] = Part("text", last.text + part.text, part.quoted)
+        else:
+            self.parts.append(part)
+
+    def _quoted_plain(self) -> None:
+        end = self.text.find("'", self.at + 1)
+        end = len(self.text) if end < 0 else end
+        self._add(Part("text", self.text[self.at + 1 : end], True))
+        self.at = end + 1
+
+    def _quoted(self) -> None:
+        self.at += 1
+        self._add(Part("text", "", True))
+        while self.at < len(self.text) and self.text[self.at] != '"':
+            char = self.text[self.at]
+            if char == "\\":
+                self._add(Part("text", self.text[self.at + 1 : self.at + 2], True))
+                self.at += 2
+            elif char in "$`":
+                self._dollar(True)
+            else:
+                end = min((place for place in (self.text.find(c, self.at) for c in '"\\$`') if place >= 0), default=len(self.text))
+                self._add(Part("text", self.text[self.at : end], True))
+                self.at = end
+        self.at += 1
+
+    def _dollar(self, quoted: bool) -> None:
+        """A variable, an arithmetic expression or a command substitution, which stays what it is."""
+        text, at = self.text, self.at
+        if text[at] == "`":
+            end = text.find("`", at + 1)
+            self.at = len(text) if end < 0 else end + 1
+            self._add(Part("command", "", quoted))
+        elif text.startswith("$((", at):
+            end = _closing(text, at + 1)
+            self._add(Part("arithmetic", text[at + 3 : end - 1], quoted))
+            self.at = end + 1
+        elif text.startswith("$(", at):
+            self.at = _closing(text, at + 1) + 1
+            self._add(Part("command", "", quoted))
+        elif text.startswith("${", at):
+            end = _closing(text, at + 1, "{}")
+            self._add(_braced(text[at + 2 : end], quoted))
+            self.at = end + 1
+        else:
+            match = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])").match(text, at)
+            if match:
+                self._add(Part("variable", match.group(1), quoted, array=match.group(1) == "@"))
+                self.at = match.end()
+            else:
+                self._add(Part("text", "$", quoted))
+                self.at += 1
+
+
+def _braced(inside: str, quoted: bool) -> Part:
+    """`NAME`, `NAME:-default`, `NAME[@]`, `NAME[*]`; whatever else has no value here."""
+    match = re.fullmatch(r"([A-Za-z_]\w*|[0-9@*])(\[[@*]\])?(?::?([-=])(.*))?", inside, re.DOTALL)
+    if not match:
+        return Part("variable", f"{{{inside}}}", quoted)
+    array = match.group(2) == "[@]" or match.group(1) == "@"
+    return Part("variable", match.group(1), quoted, match.group(4), array, match.group(3) == "=")
+
+
+def _closing(text: str, at: int, pair: str = "()") -> int:
+    """Where the bracket at a place is closed; the end of the text where it is not."""
+    depth = 0
+    for place in range(at, len(text)):
+        depth += (text[place] == pair[0]) - (text[place] == pair[1])
+        if not depth:
+            return place
+    return len(text)
