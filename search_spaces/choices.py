@@ -27,13 +27,12 @@ from .layout import (
     Ints,
     Problem,
     Recompute,
-    distinct_rows,
     parse_offload,
     parse_sharding,
-    row_keys,
 )
 from .model import DenseMlp, LatentAttention, MoeMlp
 from .quantities import PER_MILLE
+from .row_keys import distinct_rows, row_keys
 from .switches import names as switches
 from .vocabulary import V_SHAPED
 
@@ -148,6 +147,8 @@ class Choices:
         splits = "1F1B cut by the best min–max over every contiguous split or balanced, then moved block by block while faster"
         splits += f"; chunks of other schedules {'balanced, round by round where that is better' if several else 'equal'}"
         splits += ", those of the best layouts then moved block by block while faster" if several else ""
+        by_chunk = self.problem.stack.recompute_by_chunk and "recompute" not in fix
+        splits += "; of the best layouts every chunk then redoes layers to a depth of its own" if by_chunk else ""
         splits += "; embedding and loss may be chunks without layers" if self.problem.stack.bare_ends else ""
         parts = {
             "tp": f"tp: all that divide the {c['heads'] or c['linear_heads']} heads",

@@ -134,6 +134,7 @@ def candidate_domains(problem: Problem, rules: Iterable[Rule]) -> dict[str, tupl
         "rank_order": range(len(RANK_ORDERS)),
         "split_form": range(EVEN, FREE + 1),
         "placed_blocks": (c["blocks"],),
+        "depths_apart": (0,),
     }
     return {name: tuple(sorted({*values, *named.get(name, ())})) for name, values in found.items()}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from .cluster import ClusterSpec, Figure
 from .errors import InputError
 
@@ -13,6 +15,8 @@ TILES = (32, 64, 128, 256)
 """Multiples that a supernode's share is also rounded down to, beside whole servers: groups of powers of two tile them."""
 LEAST_USED = 0.5
 """Share of the free devices below which a count is not tried: frames that leave more idle are no candidates either."""
+LEAST_FILLED = 2 / 3
+"""Share of a supernode that a job uses at least where it lies on more of them than hold it."""
 
 
 def supernode_counts(cluster: ClusterSpec, devices: int) -> tuple[int, ...]:
@@ -78,13 +82,35 @@ def device_counts(cluster: ClusterSpec, free: Sequence[int]) -> tuple[tuple[int,
         if units < len(ordered) and ordered[units] == most:
             continue
         for share in {most, *(most // tile * tile for tile in (inner, *TILES))} - {0}:
-            spread = next(
-                (one for one in (cluster, _shrunk(cluster, share)) if one.allocated_sizes(units * share)[place] == share), None
-            )
+            spread = _spread(cluster, units * share, share)
             if spread is not None:
                 found.setdefault(units * share, spread)
     enough = [count for count in found if count >= LEAST_USED * sum(ordered)] or [max(found)]
     return tuple((count, found[count]) for count in sorted(enough, reverse=True))
+
+
+def spreads(cluster: ClusterSpec, devices: int) -> tuple[tuple[int, ClusterSpec], ...]:
+    """Ways in which a job of up to `devices` can lie on supernodes, each with the cluster that spreads it so (`device_counts`).
+
+    All as they are allocated come first; then equal shares in servers or powers of two, which groups tile. No more supernodes
+    are asked for than hold all devices, unless that leaves one part empty: then shares of LEAST_FILLED may lie on more. Inside one
+    supernode there is but one way.
+    """
+    place, own = _supernode(cluster), cluster.allocated_sizes(devices)
+    units, size = -(-devices // own[place]), cluster.levels[place].size or devices
+    even = devices % units == 0
+    room = (cluster.max_devices or np.inf) / size
+    tiles = (*([cluster.levels[place - 1].size or 1] if place else []), *TILES)
+    mosts = {devices // units} if even else {devices // units, own[place]}
+    shares = {most // tile * tile for most in mosts for tile in tiles} - {0, own[place]}
+    found = [(devices, cluster)]
+    for share in sorted(shares, reverse=True) if units > 1 else ():
+        more = not even and share >= LEAST_FILLED * size and devices // share <= room
+        count = (devices // share if more else min(units, devices // share)) * share
+        spread = _spread(cluster, count, share)
+        if spread is not None and count >= LEAST_USED * devices:
+            found.append((count, spread))
+    return tuple(found)
 
 
 def parse_slow(texts: Iterable[str]) -> dict[str, float]:
@@ -126,6 +152,21 @@ def slowed(cluster: ClusterSpec, slow: Mapping[str, float]) -> ClusterSpec:
         )
         changed = changed.model_copy(update={"levels": levels})
     return changed
+
+
+def _spread(cluster: ClusterSpec, count: int, share: int) -> ClusterSpec | None:
+    """The cluster, or one with smaller supernodes, that has `share` of a job of `count` in each; None if neither does."""
+    either = (cluster, _shrunk(cluster, share))
+    return next((one for one in either if one.allocated_sizes(count)[_supernode(cluster)] == share), None)
+
+
+def slow_levels(slow: Mapping[str, float]) -> tuple[str, ...]:
+    """What is assumed of levels that run slow, in sentences."""
+    return tuple(
+        f"every link of level {name} carries {share:.0%} of its bandwidth: groups across it follow the slowest"
+        for name, share in slow.items()
+        if name != DEVICE
+    )
 
 
 def _shrunk(cluster: ClusterSpec, share: int) -> ClusterSpec:

@@ -8,7 +8,7 @@ without being listed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,10 +27,9 @@ from .layout import (
     Ints,
     LayoutTable,
     Problem,
-    distinct_rows,
-    row_keys,
 )
 from .quantities import EVEN, PER_MILLE, constants
+from .row_keys import distinct_rows, row_keys
 from .rules import Rule, rules_for, rules_over
 from .switches import replicated, settings
 
@@ -293,20 +292,36 @@ class Space:
         met = [self._met(demand, wide, choices) for demand in demands]
         size = len(next(iter(choices.values())))
         stands_for = settings(self.problem, choices["sharding"]) if SHARING[0] in choices else np.ones(size, dtype=np.int64)
-        count, choice = np.zeros(len(combos[0]), dtype=np.int64), [np.zeros(0, dtype=np.int32)]
-        total = np.zeros_like(count)
         step = max(1, CELLS_PER_BLOCK // max(size, 1))
-        for begin in range(0, len(count), step):
+        each, found, listed = [], [], 0
+        for begin in range(0, len(combos[0]), step):
             block = slice(begin, begin + step)
-            legal = np.ones((len(count[block]), size), dtype=bool)
-            for mask, of_row, of_choice in met:
-                legal &= mask[of_row[block]][:, of_choice]
-            if SHARING[0] in choices:
-                legal = self._distinct_sharings(legal, {name: column[block] for name, column in wide.items()}, choices)
-            count[block], total[block] = legal.sum(axis=1), legal @ stands_for
-            choice.append(np.nonzero(legal)[1].astype(np.int32))
-        start = np.cumsum(count) - count
-        return _Lists(choices, stands_for, np.concatenate(choice), start[of_frame], count[of_frame], total[of_frame])
+            alike, of_row = self._legal_lists(met, {name: column[block] for name, column in wide.items()}, block, choices)
+            count = alike.sum(axis=1)
+            each.append(np.stack([listed + np.cumsum(count) - count, count, alike @ stands_for])[:, of_row])
+            found.append(np.nonzero(alike)[1].astype(np.int32))
+            listed += int(count.sum())
+        start, count, total = np.concatenate([np.zeros((3, 0), dtype=np.int64), *each], axis=1)[:, of_frame]
+        return _Lists(choices, stands_for, np.concatenate([np.zeros(0, dtype=np.int32), *found]), start, count, total)
+
+    def _legal_lists(
+        self, met: Sequence[tuple[Bools, Ints, Ints]], frames: Mapping[str, Ints], block: slice, choices: Mapping[str, Any]
+    ) -> tuple[Bools, Ints]:
+        """The distinct sets of legal choices of a block of frame columns, (sets, choices), and the set of each of its rows.
+
+        Eight choices go into a byte: rows that have the same ones, as most do, are then cheap to tell.
+        """
+        size, rows = len(next(iter(choices.values()))), len(next(iter(frames.values())))
+        if not size:
+            return np.zeros((1, 0), dtype=bool), np.zeros(rows, dtype=np.int64)
+        legal = np.tile(np.packbits(np.ones(size, dtype=bool)), (rows, 1))
+        for mask, of_row, of_choice in met:
+            used, place = np.unique(of_row[block], return_inverse=True)
+            legal &= np.packbits(mask[used][:, of_choice], axis=1)[place]
+        if SHARING[0] in choices:
+            legal = np.packbits(self._distinct_sharings(_unpacked(legal, size), frames, choices), axis=1)
+        first, of_row = np.unique(legal.view(f"V{legal.shape[1]}").ravel(), return_index=True, return_inverse=True)[1:]
+        return _unpacked(legal[first], size), of_row
 
     def _distinct_sharings(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
         """The legal choices (n, choices), each of them once: at cp = 1 the first cp type stands for all, and of rank orders that
@@ -355,7 +370,8 @@ class Space:
         columns, of_choice = _unique_rows([choices[name] for name in chosen], len(next(iter(choices.values()))))
         known = dict(zip(frame, (column[:, None] for column in rows), strict=True))
         known |= dict(zip(chosen, (column[None, :] for column in columns), strict=True))
-        cut = {"split_form": EVEN, "placed_blocks": self.constants["blocks"]}  # the optimizer's own cuts can be said
+        # The optimizer's own cuts can be said.
+        cut = {"split_form": EVEN, "placed_blocks": self.constants["blocks"], "depths_apart": 0}
         mask = demand.mask({**self.constants, **cut, **self._derived(known)})
         shape = len(rows[0]) if rows else 1, len(columns[0]) if columns else 1
         return np.broadcast_to(mask, shape), of_row, of_choice
@@ -371,7 +387,8 @@ class Space:
 
         A stack that cannot be told where to cut gets equal chunks; what others can be told is `Cutting`. Interleaved chunks run in
         groups of pp micro-batches, as they are priced.
-        Block depths that cover a mean chunk stand aside for `full`, unless the user names them.
+        Block depths that cover a mean chunk stand aside for `full`, unless the user names them, and so does GPipe for 1F1B where
+        there is one stage: it runs the same passes and holds more.
         """
         stack, layers, blocks = self.problem.stack, self.constants["layers"], self.constants["blocks"]
 
@@ -389,10 +406,15 @@ class Space:
             block = (known["recompute_mode"] == FULL_BLOCK) & (depth < ALL_LAYERS)
             return np.asarray(~(block & (depth * known["pp"] * known["vpp"] >= blocks)))
 
+        def in_stages(known: Columns) -> Bools:
+            return np.asarray((known["schedule"] != SCHEDULES.index("gpipe")) | (known["pp"] > 1))
+
         found = [
             _Demand({"pp"}, {"vpp"}, can_be_cut),
             _Demand({"pp", "dp"}, {"schedule", "num_microbatches"}, in_groups),
         ]
+        if np.isin([SCHEDULES.index(name) for name in ("gpipe", "1f1b")], choices["schedule"]).all():
+            found.append(_Demand({"pp"}, {"schedule"}, in_stages))
         if "recompute" not in self.problem.workload.fix:
             found.append(_Demand({"pp"}, {"vpp", "recompute_mode", "recompute_layers"}, less_than_full))
         return found
@@ -412,6 +434,11 @@ class Space:
         if {"dp", "micro_batch"} <= known.keys():
             known["num_microbatches"] = self.constants["global_batch"] // (known["dp"] * known["micro_batch"])
         return known
+
+
+def _unpacked(bits: npt.NDArray[np.uint8], size: int) -> Bools:
+    """Rows of bits as (n, size) of their own."""
+    return np.unpackbits(bits, axis=1, count=size).view(bool)
 
 
 def _runs(count: Ints) -> tuple[npt.NDArray[np.intp], Ints]:

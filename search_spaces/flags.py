@@ -250,7 +250,7 @@ def _normal(column: str, value: str, flag: str = "fix") -> str:
 
 def _whole(text: str) -> str:
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) > 0):
-        raise ValueError("must be a whole number of at least 1")
+        raise ValueError(f"must be a whole number of at least 1 and at most {MAX_DIGITS} digits")
     return str(int(text))
 
 

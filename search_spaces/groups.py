@@ -15,7 +15,8 @@ from itertools import permutations
 
 import numpy as np
 
-from .layout import FLAG_RANK_ORDERS, RANK_ORDERS, Bools, Floats, Ints, LayoutTable, row_keys
+from .layout import FLAG_RANK_ORDERS, RANK_ORDERS, Bools, Floats, Ints, LayoutTable
+from .row_keys import row_keys
 
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
 DENSE = {"tp": "tp", "cp": "cp", "dp": "dp", "pp": "pp"}

@@ -40,7 +40,7 @@ layers: [dense, 31*moe]
 
 
 def from_config(path: Path | str) -> ModelSpec:
-    """The model of a config.json, or of the folder that holds one, named after its file or folder.
+    """The model of a config.json, or of the folder that holds one, named after its file or folder; or of a ModelSpec as JSON.
 
     InputError for a file that cannot be read as a config, a model_type without a family, and a field that is missing or invalid.
     """
@@ -48,11 +48,18 @@ def from_config(path: Path | str) -> ModelSpec:
     if file.is_dir():
         file = file / "config.json"
     config = _read(file)
-    fields, family, model_type = _family(config, str(file))
+    if "kinds" in config and "model_type" not in config:
+        return to_record(ModelSpec, config, str(file))
+    return from_mapping(config, _name(file), str(file), "Hugging Face config.json")
+
+
+def from_mapping(config: dict[str, object], name: str, where: str, source: str) -> ModelSpec:
+    """The model of the fields of a config.json, wherever they stand; `where` names that in errors, `source` in the record."""
+    fields, family, model_type = _family(config, where)
     try:
-        return _spec(_name(file), fields, config, family, f"Hugging Face config.json, model_type {model_type}")
+        return _spec(name, fields, config, family, f"{source}, model_type {model_type}")
     except ValidationError as error:
-        raise InputError(sentence(error, ModelSpec, str(file))) from error
+        raise InputError(sentence(error, ModelSpec, where)) from error
 
 
 def load_model_yaml(path: Path | str) -> ModelSpec:

@@ -5,7 +5,6 @@ A word is a catalog name if the catalog has it, otherwise a path. Catalog files 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -174,8 +173,6 @@ def build_problem(
     _check_reserve(machine, workload)
     if workload.offload_to == "pool" and machine.pool is None:
         raise InputError(f"offload-to = pool: {machine.name} has no pool of memory; host is what it has")
-    if not math.isfinite(workload.expert_imbalance):
-        raise InputError("workload: expert_imbalance must be finite")
     _check_precision(machine, software, workload)
     default_stack = stack is None and framework is None
     return Problem(

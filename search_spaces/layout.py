@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .cluster import ClusterSpec
 from .model import Frozen, ModelSpec
@@ -44,11 +45,9 @@ __all__ = [
     "Recompute",
     "Split",
     "Stage",
-    "distinct_rows",
     "offload_text",
     "parse_offload",
     "parse_sharding",
-    "row_keys",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -128,13 +127,15 @@ class Split:
 
     `cuts` has pp·vpp+1 entries, from 0 to the number of blocks, not decreasing; chunk c of the virtual pipeline holds blocks
     cuts[c] … cuts[c+1]−1 and sits on stage c mod pp or, `folded` into a V, first down the stages and then back up. The embedding is
-    in the first chunk, the loss in the last.
+    in the first chunk, the loss in the last. `redone`: how many of its first blocks each chunk recomputes as a whole, where chunks
+    differ in that; else what the layout says holds for all of them.
     """
 
     pp: int
     vpp: int
     cuts: tuple[int, ...]
     folded: bool = False
+    redone: tuple[int, ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -151,7 +152,7 @@ class Split:
                 embedding=index == 0,
                 mtp=max(0, end - max(first, num_layers)),
                 loss=index == self.pp * self.vpp - 1,
-                recompute=recompute,
+                recompute=_redone(self.redone[index], end - first) if self.redone else recompute,
             )
 
         places = range(self.pp), range(self.vpp)
@@ -163,10 +164,12 @@ class Split:
 
     @classmethod
     def from_stages(cls, stages: Sequence[Stage]) -> Split:
-        """Reads `stages` back; ValueError names the first chunk that does not follow on from the one before."""
+        """Reads `stages` back; ValueError names the first chunk that does not follow on from the one before, or recompute that
+        chunks cannot have beside each other.
+        """
         pp, vpp = len(stages), len(stages[0].chunks)
         folded = pp > 1 and vpp == 2 and stages[0].chunks[1].loss
-        cuts = [0]
+        cuts, recomputed = [0], []
         for index in range(pp * vpp):
             turn, place = divmod(index, pp)
             stage = pp - 1 - place if folded and turn % 2 else place
@@ -174,22 +177,44 @@ class Split:
             if chunk.layers is not None and chunk.layers[0] != cuts[-1]:
                 raise ValueError(f"stage {stage} chunk {turn} starts at layer {chunk.layers[0]} where layer {cuts[-1]} is next")
             cuts.append(cuts[-1] + (chunk.layers[1] - chunk.layers[0] + 1 if chunk.layers else 0) + chunk.mtp)
-        return cls(pp, vpp, tuple(cuts), folded)
+            recomputed.append(chunk.recompute)
+        return cls(pp, vpp, tuple(cuts), folded, _depths(recomputed, cuts))
+
+
+def _redone(depth: int, blocks: int) -> str:
+    """In words that the first `depth` of a chunk's blocks are redone."""
+    return str(Recompute(FULL_BLOCK, 0, ALL_LAYERS if depth >= blocks else depth)) if min(depth, blocks) else "none"
+
+
+def _depths(words: Sequence[str], cuts: Sequence[int]) -> tuple[int, ...]:
+    """How many blocks each chunk redoes; () where all that hold any say the same. ValueError: they differ in more than that."""
+    held = [end - first for first, end in pairwise(cuts)]
+    if len({said for said, blocks in zip(words, held, strict=True) if blocks}) <= 1:
+        return ()
+    parsed = [Recompute.parse(said) for said in words]
+    wrong = next((each for each in parsed if each.mode not in (NONE, FULL_BLOCK)), None)
+    if wrong is not None:
+        raise ValueError(f"recompute {wrong} of one chunk, and another of others: chunks may differ as none, full, full:block:K")
+    return tuple(min(each.layers, blocks) for each, blocks in zip(parsed, held, strict=True))
+
+
+Count = Annotated[int, Field(gt=0, lt=10**9)]
+"""A degree or a number of micro-batches; sums and products of them stay whole numbers of 64 bits."""
 
 
 class Layout(Frozen):
     """One full choice. Degrees that are left out are 1; `num_microbatches`, `edp` and `sequence_parallel` follow from the rest."""
 
-    tp: PositiveInt = 1
-    cp: PositiveInt = 1
-    pp: PositiveInt = 1
-    dp: PositiveInt = 1
-    ep: PositiveInt = 1
-    etp: PositiveInt = 1
-    edp: PositiveInt = 1
-    vpp: PositiveInt = 1
-    micro_batch: PositiveInt = 1
-    num_microbatches: PositiveInt = 1
+    tp: Count = 1
+    cp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+    ep: Count = 1
+    etp: Count = 1
+    edp: Count = 1
+    vpp: Count = 1
+    micro_batch: Count = 1
+    num_microbatches: Count = 1
     sequence_parallel: bool
     cp_type: str = "p2p"
     schedule: str = "1f1b"
@@ -390,96 +415,6 @@ class LayoutTable:
 
     def recompute(self, row: int) -> Recompute:
         return Recompute(int(self.recompute_mode[row]), int(self.recompute_modules[row]), int(self.recompute_layers[row]))
-
-
-ROWS_AT_ONCE = 1 << 14
-"""Rows whose keys are put together at once: they stay in the cache."""
-
-
-def row_keys(columns: Sequence[npt.NDArray[np.generic]]) -> Ints:
-    """One integer from 0 on per row, equal exactly where all columns are, and not much larger than there are rows, (n,).
-
-    Mixed radix, numbered anew whenever the numbers would outgrow a table of who uses which: sorting a million rows takes longer.
-    """
-    key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
-    largest = max(1 << 16, 4 * len(key))
-    digits: list[tuple[Ints, int, int]] = []
-    for column in columns if len(key) else ():
-        digit = _whole(np.asarray(column))
-        low, radix = _span(digit)
-        if radix == 1:
-            continue
-        if span * radix > largest:  # a column has few values, so that its table is the smaller one
-            digit, radix = _dense(digit)
-            low = 0
-        if span * radix > largest:
-            key, span = _dense(_appended(key, digits))
-            digits = []
-        digits.append((digit, low, radix))
-        span *= radix
-    return _appended(key, digits)
-
-
-def _appended(key: Ints, digits: Sequence[tuple[Ints, int, int]]) -> Ints:
-    """Numbers with some digits after them, each with its least value and its radix; the numbers are overwritten."""
-    lows = 0
-    for _, low, radix in digits:
-        lows = lows * radix + low
-    for begin in range(0, len(key), ROWS_AT_ONCE):
-        some = key[begin : begin + ROWS_AT_ONCE]
-        for digit, _, radix in digits:
-            some *= radix
-            some += digit[begin : begin + ROWS_AT_ONCE]
-        some -= lows
-    return key
-
-
-def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.intp], Ints]:
-    """First rows of the distinct combinations of some columns, in no order of theirs, and each row's place among them."""
-    key = row_keys(columns)
-    span = int(key.max(initial=-1)) + 1
-    if span > 4 * len(key) + 64:
-        _, first, place = np.unique(key, return_index=True, return_inverse=True)
-        return first, place.reshape(-1)
-    first = np.full(span, -1, dtype=np.intp)
-    first[key[::-1]] = np.arange(len(key) - 1, -1, -1)
-    values = np.flatnonzero(first >= 0)
-    rank = np.empty(span, dtype=np.int32)
-    rank[values] = np.arange(len(values), dtype=np.int32)
-    return first[values], rank.take(key).astype(np.int64)
-
-
-def _whole(column: npt.NDArray[np.generic]) -> Ints:
-    """A column as integers that are equal where its values are."""
-    if column.dtype.kind != "f":
-        return column.astype(np.int64, copy=False)
-    whole = column.astype(np.int64)
-    return whole if (whole == column).all() else np.unique(column, return_inverse=True)[1].reshape(-1)
-
-
-def _span(numbers: Ints) -> tuple[int, int]:
-    """The least of some numbers, and how far they reach from it, both ends counted."""
-    low = int(numbers.min())
-    return low, int(numbers.max()) - low + 1
-
-
-def _dense(numbers: Ints) -> tuple[Ints, int]:
-    """The same numbers, each in place of its rank among those that occur, and how many these are."""
-    if not len(numbers):
-        return numbers, 1
-    low, span = _span(numbers)
-    if span == 1:
-        return numbers - low, 1
-    if span > 4 * len(numbers) + 64:
-        values, place = np.unique(numbers, return_inverse=True)
-        return place.reshape(-1), len(values)
-    offset = numbers - low
-    used = np.zeros(span, dtype=bool)
-    used[offset] = True
-    values = np.flatnonzero(used)
-    rank = np.empty(span, dtype=np.int32)
-    rank[values] = np.arange(len(values), dtype=np.int32)
-    return np.take(rank, offset).astype(np.int64), len(values)
 
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")

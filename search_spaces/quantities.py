@@ -107,7 +107,12 @@ def most_chunks(model: ModelSpec, stack: Stack) -> int:
     MTP layers and a bare loss behind them are counted once: the two are not told apart on every pp and vpp (`Cutting`). Nor is
     the last chunk counted where two chunks a stage need a layer in it.
     """
-    return len(model.layer_kinds) + stack.bare_ends + stack.bare_last(2) - max(0, led_layers(model, stack) - 1)
+    return fillable_chunks(len(model.layer_kinds), stack) - max(0, led_layers(model, stack) - 1)
+
+
+def fillable_chunks(layers: int, stack: Stack) -> int:
+    """Chunks that so many decoder layers, embedding and loss fill."""
+    return layers + stack.bare_ends + stack.bare_last(2)
 
 
 def led_layers(model: ModelSpec, stack: Stack) -> int:
@@ -160,6 +165,7 @@ def stack_constants(stack: Stack) -> dict[str, int]:
         "optimizer_can_offload": int(stack.optimizer_offload),
         "activations_can_offload": int(stack.activation_offload),
         "recompute_block": int(stack.recompute_block),
+        "recompute_by_chunk": int(stack.recompute_by_chunk),
         "splits_first_last": int("first_last" in stack.split_forms),
         "splits_list": int("layer_list" in stack.split_forms),
         "splits_free": int(not ANY_CHUNKS.isdisjoint(stack.split_forms)),
@@ -175,6 +181,7 @@ def _table_columns(problem: Problem, table: LayoutTable) -> dict[str, Column]:
     # A row without a split of its own is cut by the optimizer, which places every block and asks only what the stack can say.
     known["placed_blocks"] = _gathered(table.split, [split.cuts[-1] for split in table.splits], blocks)
     known["split_form"] = _gathered(table.split, [split_form(split, layers) for split in table.splits], EVEN)
+    known["depths_apart"] = _gathered(table.split, [int(bool(split.redone)) for split in table.splits], 0)
     if "layout" in problem.stack.split_forms:  # a layout string may leave chunks of a given split empty
         filled = most_chunks(model, problem.stack)
         known["most_chunks"] = _gathered(table.split, [max(filled, split.pp * split.vpp) for split in table.splits], filled)
@@ -238,6 +245,7 @@ WORDS = Words(
             name: name
             for name in (
                 *("indexer", "compressed", "mla", "tied", "kv_replication", "expert_tensor_parallel", "recompute_block"),
+                "recompute_by_chunk",
                 *("optimizer_can_offload", "splits_first_last", "splits_list", "splits_free"),
             )
         },
@@ -249,6 +257,7 @@ WORDS = Words(
         "rank_order": _coded(*RANK_ORDERS),
         "recompute_mode": _coded("none", "selective", "full:block", "full:uniform"),
         "sequence_parallel": _coded("off", "on"),
+        "depths_apart": _coded("one", "several"),
         "split_form": _coded("even", "first_last", "layer_list", "layout"),
         "recompute_modules": _modules,
         "recompute_layers": lambda depth: "all" if depth >= ALL_LAYERS else str(depth),
@@ -264,6 +273,7 @@ WORDS = Words(
         ("expert_tensor_parallel", False): "where experts have no tensor parallelism of their own",
         ("optimizer_can_offload", False): "in a stack without optimizer offload",
         ("recompute_block", False): "in a stack without block recompute",
+        ("recompute_by_chunk", False): "in a stack that redoes as many layers in every chunk",
         ("splits_free", False): "in a stack that cannot cut stages freely",
         ("tied", True): "with tied embeddings",
         ("indexer", True): "with sparse attention",
@@ -277,6 +287,7 @@ WORDS = Words(
         "recompute_mode": "recompute",
         "recompute_modules": "recompute modules",
         "recompute_layers": "recompute layers",
+        "depths_apart": "recompute depths",
         "optimizer_offload_per_mille": "optimizer offload",
         "activation_offload_per_mille": "activations offload",
         "peak_bytes": "peak memory",

@@ -578,6 +578,13 @@ RULES: tuple[Rule, ...] = (
         implies(all_of(equal("recompute_block", 0), equal("recompute_mode", FULL_BLOCK)), at_least("recompute_layers", ALL_LAYERS)),
     ),
     Rule(
+        "C112",
+        "recompute differs between chunks only where the stack is told a depth for each",
+        "mindformers 2.1 recompute_config; Megatron-LM megatron/core/transformer/transformer_block.py",
+        "arithmetic",
+        implies(equal("recompute_by_chunk", 0), equal("depths_apart", 0)),
+    ),
+    Rule(
         "C101a",
         "the up-projection of latent attention is there to recompute only with latent attention",
         CONFIG,

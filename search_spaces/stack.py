@@ -53,6 +53,7 @@ class Overlap(Frozen):
     ep: Fraction = 0.0
     pp_interleaved: Fraction = 0.0  # p2p of the interleaved schedule; plain 1F1B exposes it
     dp_gradients: Fraction = 0.0
+    zero1_gradients: Fraction = 1.0  # what of dp_gradients is left where ranks share out optimizer states
     dp_parameters: Fraction = 0.0
     fsdp: Fraction = 0.0
     offload: Fraction = 0.0
@@ -72,6 +73,8 @@ class Footprint(Frozen):
     norm_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element of a norm, beside its input and output
     replicated_embedding: bool = False  # TP leaves the embedding whole
     compute_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per weight, beside the accumulation
+    released_gradients: bool = False  # a single micro-batch without a pipeline leaves no gradient whole: none is accumulated, and
+    # each goes once its shard is reduced
     unsharded_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # FSDP, of whole gradients between
     # micro-batches where it reduces only after the last one; 0: each micro-batch reduces
     root_unit: bool = False  # FSDP keeps embedding and head in one unit that stays gathered
@@ -89,6 +92,7 @@ class Stack(Frozen):
     framework: Framework
     version: str
     attention_kernel: Literal["flash", "unfused"] = "flash"
+    shrinking_tiles: bool = False  # FlashAttention 1: of M/4d keys (arXiv 2205.14135, algorithm 1): wider heads run no faster
     eager_kernels: tuple[Literal["norm", "activation", "rotary", "loss"], ...] = ()  # chains of kernels; the others are one each
     fused_gate: bool = True  # gate and up projection of a gated MLP are one GEMM; apart, each sends its input's gradient
     shared_gathers: bool = True  # linears with one input gather it once under SP; else each of q, k, v, gate and up for itself
@@ -98,6 +102,7 @@ class Stack(Frozen):
     # cast for each of its GEMMs; 0: whatever produces it casts it, and one scale serves both of its GEMMs
     gathered_logits: bool = False  # every TP rank holds all logits and computes the whole loss
     scattered_p2p: bool = False  # without SP, TP ranks send a share of the activation each to the next stage, which gathers them
+    blocking_p2p: bool = False  # a message between stages holds up both of them, and all ranks of a stage send at once
     zero1_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"  # of gradients, once per step
     copies_reduced: Literal["every micro-batch", "last micro-batch"] = "last micro-batch"  # gradients between HSDP's copies
     pipeline_exchanges: Literal["once", "every micro-batch"] = "once"  # of FSDP's stages that stay gathered, whole gradients too
@@ -118,6 +123,7 @@ class Stack(Frozen):
     recompute_modules: tuple[str, ...] = ("core_attn",)  # names accepted after "selective:"
     recomputed_ends: bool = False  # full recompute counts embedding and head among the layers and redoes them too, but for the loss
     recompute_block: bool = True  # full recompute of the first K layers of each chunk
+    recompute_by_chunk: bool = False  # another K for every chunk
     rank_orders: Words = ("tp-cp-ep-dp-pp",)
     split_forms: Annotated[tuple[SplitForm, ...], Field(min_length=1)] = ("even",)
     optimizer_offload: bool = False
@@ -165,6 +171,11 @@ class Stack(Frozen):
     def slower_in_pipelines(self) -> bool:
         """Whether a layer costs more in a pipeline than without one."""
         return bool(np.any(self.host_floor_pipeline_s.value) or np.any(self.scale_out_delay_s.value))
+
+    @property
+    def stalls(self) -> bool:
+        """Whether stages wait for their messages beyond what the schedule of passes tells."""
+        return self.blocking_p2p or bool(self.message_stall_s.value)
 
     @property
     def sent_gradient_bytes(self) -> float:

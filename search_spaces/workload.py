@@ -15,6 +15,9 @@ MEMORY_BAND = 0.15
 """Relative distance from a device's free memory within which a predicted peak does not settle whether a run fits: of 724 published
 runs on 80 GB devices those outside it fit or run out as predicted 97 times of 100, those inside 78 times."""
 
+LARGEST_IMBALANCE = 1000.0
+"""Tokens of the fullest device over the mean beyond which a figure is taken for a slip."""
+
 
 class MemoryMargin(Frozen):
     """Part of the device memory kept out of reach, as a fraction of the capacity left after the context.
@@ -46,7 +49,7 @@ class Workload(Frozen):
     memory_margin: MemoryMargin = MemoryMargin()
     offload_to: Literal["host", "pool"] = "host"  # what is offloaded: to the host's memory, or to that of the supernode's pool
     reserved_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of every device, for caches and others' buffers
-    expert_imbalance: Annotated[float, Field(ge=1)] = 1.1  # tokens of the fullest device over the mean
+    expert_imbalance: Annotated[float, Field(ge=1, le=LARGEST_IMBALANCE)] = 1.1  # tokens of the fullest device over the mean
     imbalance_shape: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0, le=1)]] = {}
     vocab_size: Annotated[int, Field(gt=0, le=10_000_000)] | None = None  # where it differs from the model's
 

@@ -11,7 +11,8 @@ from paraplan.search_spaces.choices import FRAME
 from paraplan.search_spaces.conditions import any_of, at_most, equal
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.inputs import build_problem
-from paraplan.search_spaces.layout import COLUMNS, Layout, LayoutTable, Problem, row_keys
+from paraplan.search_spaces.layout import COLUMNS, SCHEDULES, Layout, LayoutTable, Problem
+from paraplan.search_spaces.row_keys import row_keys
 from paraplan.search_spaces.rulebook import Rule
 from paraplan.search_spaces.rules import rules_for, violations
 
@@ -230,3 +231,16 @@ def test_words_name_what_is_fixed_and_how_stages_are_cut() -> None:
     assert "cp type" not in Space(small(fix="cp_type=p2p")).words
     assert "every contiguous split" in Space(small()).words
     assert "equal stages" in Space(small(stack="megatron-lm-0.12")).words
+
+
+def test_gpipe_is_listed_where_there_are_stages_or_nothing_else_is_asked() -> None:
+    """On one stage it runs what 1F1B runs, and holds more."""
+
+    def schedules_by_pp(fix: str) -> set[tuple[int, str]]:
+        space = Space(build_problem("llama-3.1-8b", "hgx-h100", 8, 8, 4096, "torchtitan", fix=fix))
+        table = space.layouts(np.arange(len(space.frames)))[0]
+        return {(pp, SCHEDULES[code]) for pp, code in zip(table.pp.tolist(), table.schedule.tolist(), strict=True)}
+
+    every = schedules_by_pp("tp=2,vpp=1")
+    assert (1, "gpipe") not in every and {(1, "1f1b"), (2, "gpipe"), (2, "1f1b")} <= every
+    assert (1, "gpipe") in schedules_by_pp("tp=2,vpp=1,schedule=gpipe")

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as arrays
 from paraplan.cost_models.step import CostModel, same_shape
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.inputs import build_problem
-from paraplan.search_spaces.layout import LayoutTable, Split, distinct_rows, row_keys
+from paraplan.search_spaces.layout import LayoutTable, Split
+from paraplan.search_spaces.row_keys import distinct_rows, row_keys, sorted_rows
 
 WHOLE = arrays.arrays(np.int64, st.just(24), elements=st.integers(-(1 << 40), 1 << 40) | st.integers(0, 3))
 SHARES = arrays.arrays(np.float64, st.just(24), elements=st.floats(0, 1, allow_nan=False) | st.sampled_from([0.0, 1.0]))
@@ -29,6 +30,15 @@ def test_distinct_rows_are_the_first_of_each(columns: list[np.ndarray]) -> None:
     first, member = distinct_rows(columns)
     assert sorted(first.tolist()) == sorted({row: rows.index(row) for row in rows}.values())
     assert [rows[first[place]] for place in member] == rows
+
+
+@given(st.lists(WHOLE, min_size=1, max_size=5))
+def test_sorted_rows_lie_by_their_columns_and_equal_ones_as_they_lay(columns: list[np.ndarray]) -> None:
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    order, begin = sorted_rows(columns)
+    assert order.tolist() == sorted(range(len(rows)), key=rows.__getitem__)
+    ordered = [rows[row] for row in order]
+    assert begin.tolist() == [place for place, row in enumerate(ordered) if not place or row != ordered[place - 1]]
 
 
 def test_no_rows_have_no_keys() -> None:

@@ -117,6 +117,7 @@ VALUES: dict[str, tuple[int, ...]] = {
     "rank_order": (0, 1, RANK_ORDERS.index("tp-pp-cp-ep-dp"), RANK_ORDERS.index("pp-dp-tp-cp-ep")),
     "split_form": (0, 1, 2, 3),
     "placed_blocks": (11, 12, 13, 30),
+    "depths_apart": (0, 1),
     "peak_bytes": (MIB, 60 * 1024 * MIB, 200 * 1024 * MIB),
 }
 
