@@ -173,7 +173,7 @@ def _traffic(model: CostModel, rows: Rows, cuts: Cuts, weights: tuple[float, flo
     levels = [level.name for level in model.network.levels]
     found: dict[str, dict[str, float]] = {level: {} for level in levels}
     dense, expert = (np.full(1, total) for total in weights)
-    for dimension, sent in sent_bytes(model, rows, layers_redone(model, rows.table, cuts), dense, expert):
+    for dimension, sent in sent_bytes(model, rows, layers_redone(model, rows, cuts), dense, expert):
         for level, amount in zip(levels, sent[:, 0], strict=True):
             if amount > 0:
                 found[level][dimension] = found[level].get(dimension, 0.0) + float(amount) / GIB

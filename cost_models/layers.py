@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +21,12 @@ from ..search_spaces.layout import (
     Ints,
     LayoutTable,
     Problem,
-    distinct_rows,
 )
 from ..search_spaces.model import MoeMlp, Tensor
+from ..search_spaces.row_keys import distinct_rows
 from .compute import Kernels
-from .network import Crossing, Exchange, Network
+from .message_times import MessageTimes
+from .network import Crossing, Network
 from .operation import FP8
 from .operators import (
     BF16,
@@ -153,11 +155,13 @@ class LayerModel:
 
     def _walked(self, names: Sequence[str], table: LayoutTable) -> tuple[dict[str, Whole], Floats]:
         """The walk through the operators of some pieces, and the most that an operator of their layers saves, (n,)."""
+        if not names:
+            return {}, np.zeros(len(table))
         f = self.factors(table)
-        crossings = {d: self.network.crossing(groups(table, d)) for d in ("tp", "cp", "ep", "etp")} if names else {}
+        sent = MessageTimes.of(self.network, table, self._dedup)
         operators = {name: self.operators(name, f) for name in names}
         saved = [op.saved_bytes + f.zeros for name in names if name not in ENDS for op in operators[name]]
-        found = {name: self._whole(name, table, f, crossings, each) for name, each in operators.items()}
+        found = {name: self._whole(name, table, f, sent, each) for name, each in operators.items()}
         return found, np.max(saved, axis=0) if saved else f.zeros
 
     def pieces(self, table: LayoutTable, wholes: Wholes | None = None, place: Ints | None = None) -> Pieces:
@@ -227,7 +231,7 @@ class LayerModel:
         return mlp if isinstance(mlp, MoeMlp) else None
 
     def _floors(
-        self, name: str, table: LayoutTable, f: Factors, at: dict[str, Crossing], operators: list[Operator]
+        self, name: str, table: LayoutTable, f: Factors, sent: MessageTimes, operators: list[Operator]
     ) -> tuple[Floats, Floats, Floats]:
         """Host time of a layer's forward and backward pass, and how long the device waits for the host in forward, (n,) each.
 
@@ -254,23 +258,24 @@ class LayerModel:
             spoken = [m for op in operators for m in op.messages if m.dimension == "tp" and not m.hidden]
             for message in spoken:
                 calls = np.where((f.tp > 1) & (message.bytes > 0), each_s, 0.0)
-                calls = calls + np.where(table.pp > 1, self._delay_s(message, at["tp"]), 0.0)
+                calls = calls + np.where(table.pp > 1, self._delay_s(message, sent), 0.0)
                 forward, backward = forward + calls * message.forward, backward + calls * message.backward
         return forward, backward, wait
 
-    def _whole(self, name: str, table: LayoutTable, f: Factors, at: dict[str, Crossing], operators: list[Operator]) -> Whole:
+    def _whole(self, name: str, table: LayoutTable, f: Factors, sent: MessageTimes, operators: list[Operator]) -> Whole:
         shape = (len(COMPONENTS), len(table))
-        times: dict[int, Floats] = {}
+        times: defaultdict[int, Floats] = defaultdict(lambda: np.zeros(shape))
         saved: dict[int, Floats] = {}
         forward, backward, redone = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         ends_again = self.problem.stack.recomputed_ends and name in ENDS
         for op in operators:
-            op_forward, op_backward = self._operator_s(op, at)
-            forward += op_forward
-            backward += op_backward
-            if ends_again and op.name != LOSS:
-                redone += op_forward
-            times[op.modules] = times.get(op.modules, 0.0) + op_forward
+            again = [redone] if ends_again and op.name != LOSS else []
+            op_forward, op_backward = self._operator_s(op, sent)
+            for component, seconds in op_forward.items():
+                for total in (forward, times[op.modules], *again):
+                    total[component] += seconds
+            for component, seconds in op_backward.items():
+                backward[component] += seconds
             saved[op.modules] = saved.get(op.modules, f.zeros) + op.saved_bytes
         dense, expert = self._weights(name, table)
         backward[COMPUTE] += self.accumulation_s(dense + expert)
@@ -281,8 +286,8 @@ class LayerModel:
             redone,
             layer_input_bytes(self.model, f) if name not in ENDS else f.zeros,
             np.sum(list(saved.values()), axis=0),
-            self._floors(name, table, f, at, operators),
-            self._outside_s(operators, at),
+            self._floors(name, table, f, sent, operators),
+            self._outside_s(operators, sent),
             dense,
             expert,
         )
@@ -329,43 +334,41 @@ class LayerModel:
         free_s = beside.sum(axis=0) if to == "host" else beside[COMPUTE] + beside[HOST]
         return np.asarray(np.maximum(move_s - free_s, 0.0))
 
-    def _outside_s(self, operators: list[Operator], at: dict[str, Crossing]) -> tuple[Floats, Floats]:
+    def _outside_s(self, operators: list[Operator], sent: MessageTimes) -> tuple[Floats, Floats]:
         """Forward and backward seconds in which a piece's messages keep the network between supernodes busy, (n,) each."""
         forward, backward = operators[0].zeros, operators[0].zeros
         for message in (message for op in operators for message in op.messages):
-            leaves = at[message.dimension].outermost > self.network.supernode
+            leaves = sent.leaves(message)
             if leaves.any():
-                once_s = np.where(leaves, self._message_s(message, at[message.dimension]), 0.0)
+                once_s = np.where(leaves, sent.once_s(message), 0.0)
                 forward, backward = forward + once_s * message.forward, backward + once_s * message.backward
         return forward, backward
 
-    def _operator_s(self, op: Operator, at: dict[str, Crossing]) -> tuple[Floats, Floats]:
-        """Forward and backward time of one operator by component, with the traffic that the stack hides taken off."""
-        n = len(op.zeros)
-        forward, backward = np.zeros((len(COMPONENTS), n)), np.zeros((len(COMPONENTS), n))
-        forward[COMPUTE], backward[COMPUTE] = self.kernels.forward_s(op), self.kernels.backward_s(op)
+    def _operator_s(self, op: Operator, sent: MessageTimes) -> tuple[dict[int, Floats], dict[int, Floats]]:
+        """Forward and backward time of one operator by component that it has, (n,) each, less the traffic that the stack hides."""
+        forward, backward = {COMPUTE: self.kernels.forward_s(op)}, {COMPUTE: self.kernels.backward_s(op)}
         overlap = self.problem.stack.overlap
         for message in op.messages:
-            if message.hidden:
+            if message.hidden or not (once_s := sent.once_s(message)).any():
                 continue
-            once_s = self._message_s(message, at[message.dimension])
-            lost = np.where(self.network.on_engines(at[message.dimension]), 0.0, self._lost) if self._lost else 0.0
+            lost = np.where(self.network.on_engines(sent.at[message.dimension]), 0.0, self._lost) if self._lost else 0.0
             component = _COMPONENT_OF[message.dimension]
             share = {TP: overlap.tp, CP: overlap.cp if message.beside else 0.0, EP: overlap.ep}[component]
             for total, times in ((forward, message.forward), (backward, message.backward)):
+                if not np.any(times):
+                    continue
                 whole_s = once_s * times
                 hidden = np.minimum(whole_s * share, total[COMPUTE]) if message.beside else whole_s * share
                 if message.beside_wgrad and overlap.tp_wgrad:  # Megatron's asynchronous reduction of the input's gradient
                     hidden = np.maximum(hidden, np.minimum(whole_s * overlap.tp_wgrad, self.kernels.wgrad_s(op)))
-                total[component] += whole_s - hidden + hidden * lost + self._delay_s(message, at[message.dimension]) * times
+                exposed_s = whole_s - hidden + hidden * lost + self._delay_s(message, sent) * times
+                total[component] = total.get(component, 0.0) + exposed_s
         return forward, backward
 
-    def _delay_s(self, message: Message, at: Crossing) -> Floats | float:
+    def _delay_s(self, message: Message, sent: MessageTimes) -> Floats | float:
         """What a collective costs that leaves the supernode before a byte moves, and whatever runs beside it, (n,)."""
         delay_s = self.problem.stack.scale_out_delay_s.value
-        if not delay_s:
-            return 0.0
-        return np.where((at.outermost > self.network.supernode) & (np.asarray(message.bytes) > 0), delay_s, 0.0)
+        return np.where(sent.leaves(message), delay_s, 0.0) if delay_s else 0.0
 
     def _level_bytes(self, message: Message, at: Crossing) -> Floats:
         """Bytes that one message sends across each level, (levels, n)."""
@@ -378,23 +381,6 @@ class LayerModel:
             return net.ring_pass_bytes(at, message.bytes)
         passes = 2.0 if message.collective == "all_reduce" else 1.0
         return passes * net.ring_bytes(at, message.bytes)
-
-    def _message_s(self, message: Message, at: Crossing) -> Floats:
-        """Seconds of one message, (n,)."""
-        net = self.network
-        if message.routing is not None:
-            kernel: Exchange | None = None
-            if self._dedup:
-                kernel = "moe_dispatch" if message.collective == "dispatch" else "moe_combine"
-            return net.exchange_s(at, message.bytes, message.routing, kernel)
-        collectives: dict[str, Callable[[Crossing, Floats], Floats]] = {
-            "all_to_all": net.all_to_all_s,
-            "ring": net.ring_pass_s,
-            "all_gather": net.all_gather_s,
-            "reduce_scatter": net.reduce_scatter_s,
-            "all_reduce": net.all_reduce_s,
-        }
-        return collectives[message.collective](at, message.bytes)
 
     @property
     def _dedup(self) -> bool:

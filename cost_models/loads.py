@@ -46,6 +46,8 @@ class Loads:
 
     def pick(self, spans: Ints) -> Loads:
         """The given columns."""
+        if np.array_equal(spans, np.arange(self.dense.shape[1])):
+            return self
         forward, backward, dense, expert, saved = (picked(each, spans) for each in self.columns)
         return Loads(forward, backward, dense, expert, saved, self.experts)
 
@@ -195,8 +197,9 @@ class Prefix:
 def chunk_loads(pieces: Pieces, factor: Ints, depth: Ints, cuts: Cuts) -> Loads:
     """Loads of the chunks between `cuts` (n, chunks+1), or (1, chunks+1) for cuts that all rows share; (n, chunks).
 
-    `factor` and `depth` (n,) are each row's place in `pieces` and how many layers of every chunk it redoes. The embedding is in
-    the first chunk, the head in the last, a copy of the embedding beside the head that is tied to it or MTP layers that read it.
+    `factor` (n,) is each row's place in `pieces`, `depth` (n, chunks or 1) how many layers of every chunk it redoes. The embedding
+    is in the first chunk, the head in the last, a copy of the embedding beside the head that is tied to it or MTP layers that read
+    it.
     """
     return span_loads(pieces, factor, depth, cuts[:, :-1], cuts[:, 1:], cuts.shape[1] - 2)
 
@@ -204,7 +207,7 @@ def chunk_loads(pieces: Pieces, factor: Ints, depth: Ints, cuts: Cuts) -> Loads:
 def span_loads(pieces: Pieces, factor: Ints, depth: Ints, start: Cuts, stop: Cuts, last: int) -> Loads:
     """The same of some chunks, from `start` to before `stop`, (n or 1, spans) both, with the first and, at `last`, the last."""
     first, end, experts = start.T, stop.T, any(piece.expert_weights.any() for piece in pieces.pieces.values())
-    again = np.minimum(first + np.minimum(depth, len(pieces.blocks)), end) if depth.any() else first
+    again = np.minimum(first + np.minimum(depth.T, len(pieces.blocks)), end) if depth.any() else first
     shape = (len(first), len(factor))
     forward, backward, dense, expert, saved = (np.zeros(shape) for _ in range(5))
     for name in pieces.names:
@@ -269,7 +272,7 @@ def piece_counts(names: tuple[str, ...], blocks: tuple[str, ...], split: Split, 
     for chunk, (first, end) in enumerate(zip(split.cuts, split.cuts[1:], strict=False)):
         for position, block in enumerate(blocks[first:end]):
             counts[names.index(block), chunk] += 1
-            again[names.index(block), chunk] += position < depth
+            again[names.index(block), chunk] += position < (split.redone[chunk] if split.redone else depth)
     counts[names.index("embedding"), 0] = 1
     counts[names.index("head"), chunks - 1] = 1
     return counts, again

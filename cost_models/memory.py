@@ -46,8 +46,8 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
     """Bytes per parameter: 2 weight, gradient_bytes, optimizer_bytes of the stack, over the shards of each (arXiv 1910.02054, 3).
 
     Dense states are spread over dp·cp, expert states over edp; ZeRO-1 shards the states, ZeRO-2 gradients too, ZeRO-3 weights too.
-    Some stacks keep a gradient in the compute dtype beside the accumulated one; some FSDP ones accumulate whole gradients over
-    micro-batches, and leave a pipeline's weights gathered.
+    Some stacks keep a gradient in the compute dtype beside the accumulated one, some accumulate none in a single micro-batch; some
+    FSDP ones accumulate whole gradients over micro-batches, and leave a pipeline's weights gathered.
     """
     shards = (shard_group(table).size.astype(np.float64), table.edp.astype(np.float64))
     stage = np.minimum(table.sharding, ZERO3)
@@ -58,12 +58,14 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
     whole = waiting_gradients(problem.stack, table) & (table.num_microbatches > 1)
     waiting = footprint.unsharded_gradient_bytes or problem.stack.sent_gradient_bytes
     gathered = np.where(gathered_stages(problem.stack, table), BF16, 0.0)
+    released = footprint.released_gradients & (table.num_microbatches == 1) & (table.pp == 1)
+    gradients_from = np.where(released, ZERO1, ZERO2)
 
-    def over(count: Floats, from_stage: int, size: float) -> Floats:
+    def over(count: Floats, from_stage: int | Ints, size: float) -> Floats:
         return np.where(stage >= from_stage, size / count, size)
 
     def gradients(count: Floats) -> Floats:
-        return np.where(whole, waiting, over(count, ZERO2, gradient) + beside)
+        return np.where(whole, waiting, over(count, gradients_from, gradient) + beside)
 
     return StaticRates(
         weights=(over(shards[0], ZERO3, BF16) + gathered, over(shards[1], ZERO3, BF16) + gathered),

@@ -8,6 +8,7 @@ fabrics (scale-up, scale-out) carry a pipelined collective at the same time, so 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -40,26 +41,31 @@ class Crossing:
     outside: Floats
     leaving: Floats
 
-    @property
+    @cached_property
     def below(self) -> Floats:
         """Ranks of the group in one unit of the level below, (levels, n)."""
         return np.concatenate([np.ones((1, self.members.shape[1])), self.members[:-1]])
 
-    @property
+    @cached_property
     def crossed(self) -> Bools:
         """Whether anything crosses the level, (levels, n)."""
         return np.asarray(self.outside > 0.0)
 
-    @property
+    @cached_property
     def size(self) -> Floats:
         return np.asarray(self.members[-1])
 
-    @property
+    @cached_property
     def outermost(self) -> Ints:
         """Index of the outermost level that the group crosses, (n,); 0 where the group is one rank."""
         crossed = self.crossed
         last = len(crossed) - 1 - np.argmax(crossed[::-1], axis=0)
         return np.where(crossed.any(axis=0), last, 0)
+
+    @cached_property
+    def tree_steps(self) -> Floats:
+        """Steps up and down a binary tree over the parts that each level joins, (levels, n)."""
+        return np.asarray(2.0 * np.ceil(np.log2(np.maximum(self.fan, 1.0))))
 
     def take(self, rows: Ints) -> Crossing:
         return Crossing(*(getattr(self, name)[:, rows] for name in Crossing.__dataclass_fields__))
@@ -258,7 +264,8 @@ class Network:
     def _fastest(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
         """The library's algorithm, or where the profile has its curve, straight to every peer at once."""
         time_s = self._collective(name, at, level_bytes, message_bytes)
-        lacks = np.array([f"{name}_direct" not in self._profile.collectives[level.efficiency_profile] for level in self.levels])
+        known = [self._profile.collective_curves(level.efficiency_profile) for level in self.levels]
+        lacks = np.array([f"{name}_direct" not in each for each in known])
         if lacks.all():
             return time_s
         straight_s = self._collective(f"{name}_direct", at, level_bytes, message_bytes)
@@ -270,7 +277,7 @@ class Network:
         return np.asarray(~(at.crossed & without[:, None]).any(axis=0))
 
     def _reduces(self, level: Level) -> bool:
-        return level.in_network_reduction and "all_reduce_in_network" in self._profile.collectives[level.efficiency_profile]
+        return level.in_network_reduction and "all_reduce_in_network" in self._profile.collective_curves(level.efficiency_profile)
 
     def _curves(self, collective: str) -> _Curves:
         """The curve of every level's fabric for a collective; where a fabric has none in the network, its plain one."""
@@ -280,7 +287,8 @@ class Network:
 
     def _read_curves(self, collective: str) -> _Curves:
         name = collective.removesuffix("_in_network").removesuffix("_direct")
-        fast, plain = ([self._profile.collectives[x.efficiency_profile].get(n) for x in self.levels] for n in (collective, name))
+        known = [self._profile.collective_curves(level.efficiency_profile) for level in self.levels]
+        fast, plain = ([each.get(which) for each in known] for which in (collective, name))
         curves = [
             f or p or self._profile.collective_curve(x.efficiency_profile, name)
             for f, p, x in zip(fast, plain, self.levels, strict=True)
@@ -324,5 +332,4 @@ class Network:
         if name in EXCHANGES or name.endswith("_direct"):
             return passes * at.crossed.astype(np.float64)
         ring = at.fan - 1.0
-        tree = 2.0 * np.ceil(np.log2(np.maximum(at.fan, 1.0)))
-        return passes * np.where(self._ring_kind, ring, np.minimum(ring, tree))
+        return passes * np.where(self._ring_kind, ring, np.minimum(ring, at.tree_steps))

@@ -257,14 +257,18 @@ class Profile(Frozen):
             )
         return curve
 
-    def collective_curve(self, section: str, collective: str) -> CollectiveCurve:
-        """The curve of a collective on a kind of level; InputError names the missing section or collective."""
-        curves = self.collectives.get(section)
-        if curves is None:
+    def collective_curves(self, section: str) -> dict[str, CollectiveCurve]:
+        """The curves of a kind of level; InputError names what is missing."""
+        if section not in self.collectives:
             raise InputError(
                 f"profile {self.accelerator!r} has no collectives section {section!r}; "
                 f"efficiency_profile of a level must be one of {_names(self.collectives)}."
             )
+        return self.collectives[section]
+
+    def collective_curve(self, section: str, collective: str) -> CollectiveCurve:
+        """The curve of a collective on a kind of level; InputError names the missing section or collective."""
+        curves = self.collective_curves(section)
         curve = curves.get(collective)
         if curve is None:
             raise InputError(f"profile {self.accelerator!r}: {section} has no curve for {collective!r}; it has {_names(curves)}.")
@@ -274,7 +278,8 @@ class Profile(Frozen):
 def load_profile(accelerator_name: str, path: str | None = None, fits: bool = True) -> Profile:
     """Profile of an accelerator: the shipped file of that name, else of the longest name that it extends, else the default.
 
-    A grade or memory variant (ascend-910b-376t, say) thus takes its family's figures; `default.yaml` has `fitted: false`.
+    A grade or memory variant (ascend-910b-376t, say) thus takes its family's figures, and so does one whose file names another's
+    (`curves_of`); `default.yaml` has `fitted: false`.
     `path` is a user's YAML that overrides section by section: a mapping is merged key by key down to single figures, a
     figure (value, low, high, source) is replaced whole. Raises InputError on unreadable or malformed files. Between the two lie
     the stacks' figures of `fits.yaml`, which were fitted to published runs; without `fits` the documented ones hold.
@@ -283,7 +288,8 @@ def load_profile(accelerator_name: str, path: str | None = None, fits: bool = Tr
     names = [file.name.removesuffix(".yaml") for file in shipped.iterdir() if file.name.endswith(".yaml")]
     name = accelerator_name.lower()
     family = max((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=DEFAULT)
-    data = {**_shipped("profiles", f"{family}.yaml", f"profile {family}"), "accelerator": accelerator_name}
+    shared = _shipped("profiles", f"{family}.yaml", f"profile {family}").get("curves_of", family)
+    data = {**_shipped("profiles", f"{shared}.yaml", f"profile {shared}"), "accelerator": accelerator_name}
     if fits:
         data = _merged(data, _shipped(".", FITS, FITS))
     if path is not None:

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..search_spaces.groups import groups
-from ..search_spaces.layout import SCHEDULES, Floats, Ints, LayoutTable, Problem, distinct_rows, row_keys
+from ..search_spaces.layout import SCHEDULES, Floats, Ints, LayoutTable, Problem
+from ..search_spaces.row_keys import distinct_rows, sorted_rows
 from .loads import Cuts, Loads, Prefix, chunk_loads, depths, saved_by_turns, span_loads
 from .memory import StaticRates, transient_bytes
 from .network import Network
 from .pieces import Pieces
 from .profile import Profile
+from .sharding import ZERO1
 from .stage_classes import StageClasses
 from .states import Pair, States
 
@@ -59,7 +61,8 @@ class Rows:
 
     def __init__(self, of: Combinations, table: LayoutTable, factor: Ints, picked: npt.NDArray[np.intp] | None = None) -> None:
         self._of = of
-        self._all, self._picked = table, picked  # columns are picked one by one, when they are asked for
+        self._all, self._picked = table, picked
+        self._columns: dict[str, npt.NDArray[Any]] = {}  # picked one by one, when they are asked for
         self.pieces = of.pieces
         self.factor = factor
 
@@ -73,8 +76,10 @@ class Rows:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One column of the table, without the others."""
-        column: npt.NDArray[Any] = getattr(self._all, name)
-        return column if self._picked is None else column[self._picked]
+        if name not in self._columns:
+            column = getattr(self._all, name)
+            self._columns[name] = column if self._picked is None else column[self._picked]
+        return self._columns[name]
 
     def take(self, rows: npt.NDArray[np.intp]) -> Rows:
         """The given rows; pieces and states stay shared, and what is known of the rows stays known."""
@@ -83,8 +88,9 @@ class Rows:
         if "_states" in self.__dict__:
             states, place = self._states
             found.__dict__["_states"] = states, place[rows]
-        if "p2p_s" in self.__dict__:
-            found.__dict__["p2p_s"] = self.p2p_s[rows]
+        for name in ("p2p_s", "stalled_s"):
+            if name in self.__dict__:
+                found.__dict__[name] = getattr(self, name)[rows]
         return found
 
     def spread(self, table: LayoutTable, rows: npt.NDArray[np.intp]) -> Rows:
@@ -109,7 +115,7 @@ class Rows:
 
     def known(self) -> Rows:
         """The same rows with their states and messages worked out, which rows taken from them then share."""
-        _ = self._states, self.p2p_s
+        _ = self._states, self.p2p_s, self.stalled_s
         return self
 
     @cached_property
@@ -118,17 +124,30 @@ class Rows:
         used, place = np.unique(self.factor, return_inverse=True)
         return Prefix.of(self.pieces, used).gathered(place, self.depth)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, str]:
         """pp, vpp and schedule of rows that share them."""
-        first = slice(0, 1) if self._picked is None else self._picked[:1]
-        pp, vpp, code = (int(getattr(self._all, name)[first][0]) for name in ("pp", "vpp", "schedule"))
+        pp, vpp, code = (int(self.column(name)[0]) for name in ("pp", "vpp", "schedule"))
         return pp, vpp, SCHEDULES[code]
 
     @cached_property
     def depth(self) -> Ints:
         """Layers of every chunk that are redone."""
         return depths(self.column("recompute_mode"), self.column("recompute_layers"))
+
+    @property
+    def redone(self) -> Ints:
+        """Layers of each chunk that are redone, (n, pp·vpp) where splits tell chunks apart, else (n, 1); rows share pp and vpp."""
+        splits = self._all.splits
+        if not splits:
+            return self.depth[:, None]
+        used, place = np.unique(self.column("split"), return_inverse=True)
+        told = [splits[split].redone if split >= 0 else () for split in used.tolist()]
+        if not any(told):
+            return self.depth[:, None]
+        chunks = max(map(len, told))
+        own = np.array([each or (0,) * chunks for each in told], dtype=np.int64)[place]
+        return np.where(np.array([bool(each) for each in told])[place, None], own, self.depth[:, None])
 
     @cached_property
     def work_s(self) -> Floats:
@@ -148,13 +167,15 @@ class Rows:
 
     def alike(self) -> Iterator[Alike]:
         """The rows by split and schedule, and in them what is shared."""
-        group = distinct_rows([self.column("split"), self.column("schedule")])[1]
-        work, kind = (Shared.of(group, columns) for columns in (self.work_columns, [self._states[1]]))
-        order = _sorted(work.place)
-        bounds = np.cumsum([0, *np.bincount(group)])
-        for number, (begin, end) in enumerate(pairwise(bounds.tolist())):
-            members = order[begin:end]
-            yield Alike(members, *work.of_group(number, members), *kind.of_group(number, members))
+        shape, state = [self.column("split"), self.column("schedule")], self._states[1]
+        order, begin = sorted_rows([*shape, *self.work_columns])
+        works, each = order[begin], np.diff(begin, append=len(order))
+        first = sorted_rows([column[works] for column in shape])[1]
+        for some in starmap(slice, pairwise([*first.tolist(), len(works)])):
+            work = np.repeat(np.arange(len(works[some])), each[some])
+            members = order[begin[some.start] :][: len(work)]
+            kinds, kind = distinct_rows([state[members]])
+            yield Alike(members, works[some], work, members[kinds], kind)
 
     def total_s(self, pp: int | Ints) -> Floats:
         """Work with what is redone on pp stages (one pp, or one per row)."""
@@ -173,11 +194,11 @@ class Rows:
 
     def chunks(self, cuts: Cuts) -> Loads:
         """Loads of the chunks between `cuts` (n, chunks+1), or (1, chunks+1) for all; (n, chunks)."""
-        return chunk_loads(self.pieces, self.factor, self.depth, cuts)
+        return chunk_loads(self.pieces, self.factor, self.redone, cuts)
 
     def class_chunks(self, classes: StageClasses) -> Loads:
         """Loads of one chunk of each class; (n, classes)."""
-        return span_loads(self.pieces, self.factor, self.depth, *classes.spans)
+        return span_loads(self.pieces, self.factor, self.depth[:, None], *classes.spans)
 
     def class_stages(self, classes: StageClasses, chunks: Loads) -> Loads:
         """Loads of one stage of each class, from those of chunks of each class; (n, classes)."""
@@ -230,26 +251,60 @@ class Rows:
 
     @cached_property
     def p2p_s(self) -> Floats:
-        """One activation to the next stage, exposed part only: what the interleaved schedule hides is the stack's."""
+        """One activation to the next stage, exposed part only: what the interleaved schedule hides is the stack's.
+
+        A message that holds up both of its stages is no edge between their passes: it is in `stalled_s`.
+        """
+        stack = self._of.problem.stack
+        if stack.blocking_p2p:
+            return np.zeros(len(self))
+        whole_s = self._message_s
+        return np.where(self.column("schedule") == INTERLEAVED, whole_s * (1.0 - stack.overlap.pp_interleaved), whole_s)
+
+    @property
+    def _message_s(self) -> Floats:
+        """One activation to the next stage."""
         stack, network = self._of.problem.stack, self._of.network
         message_bytes = self.pieces.layer_input_bytes[self.factor]
         states, place = self._states
         at = states.outermost[place]
         once_s = network.p2p_s(at, message_bytes)
-        whole = self.column("sequence_parallel") > 0
-        if stack.scattered_p2p and not whole.all():  # each TP rank a share, gathered where it arrives (arXiv 2104.04473, 4.1)
+        apart = (self.column("sequence_parallel") == 0) & (self.column("tp") > 1)
+        if stack.scattered_p2p and apart.any():  # each TP rank a share, gathered where it arrives (arXiv 2104.04473, 4.1)
             share_s = network.p2p_s(at, message_bytes / self.column("tp"))
             gather_s = network.all_gather_s(network.crossing(groups(self.table, "tp")), message_bytes)
-            once_s = np.where(whole, once_s, share_s + gather_s)
-        piped = np.where(self.column("pp") > 1, once_s, 0.0)
-        return np.where(self.column("schedule") == INTERLEAVED, piped * (1.0 - stack.overlap.pp_interleaved), piped)
+            once_s = np.where(apart, share_s + gather_s, once_s)
+        return np.where(self.column("pp") > 1, once_s, 0.0)
 
     @property
-    def stalled_s(self) -> Floats:
-        """Seconds of a step in which a stage waits for messages that stall.
+    def hidden_gradients(self) -> Floats:
+        """Share of the traffic of gradients, once per step, that can hide behind the last backward passes."""
+        overlap = self._of.problem.stack.overlap
+        return np.where(self.column("sharding") == ZERO1, overlap.dp_gradients * overlap.zero1_gradients, overlap.dp_gradients)
 
-        Some stacks show it where plain data parallelism wraps the stages of a pipeline and its job spans more than STALL_FREE
-        supernodes: a micro-batch then costs a stage one stall for each message that it receives or sends, forward and backward.
+    @cached_property
+    def stalled_s(self) -> Floats:
+        """Seconds of a step for which messages between stages keep a stage from its passes."""
+        return self._blocked_s + self._wrapped_s
+
+    @property
+    def _blocked_s(self) -> Floats:
+        """Of them where sender and receiver do nothing else: the first and the last stage, which also hold embedding and head, send
+        one message and receive one per micro-batch. All ranks of a stage send at once, as in a collective, and share its links.
+        """
+        stack, (states, place) = self.problem.stack, self._states
+        if not stack.blocking_p2p:
+            return np.zeros(len(self))
+        away = states.outermost[place] > self._of.network.supernode
+        reached = np.where(away, stack.scale_out_efficiency.value, stack.scale_up_efficiency.value)
+        messages = 2.0 * (self.column("num_microbatches") + self.column("pp") - 1.0)
+        return np.asarray(messages * self._message_s / reached)
+
+    @property
+    def _wrapped_s(self) -> Floats:
+        """Of them where plain data parallelism wraps the stages of a pipeline and its job spans more than STALL_FREE supernodes.
+
+        Some stacks then lose one stall for each message that a stage receives or sends, forward and backward.
         """
         of, stall_s = self._of, self.problem.stack.message_stall_s.value
         if not stall_s or self.problem.devices <= STALL_FREE * of.network.sizes[of.network.supernode]:
@@ -292,41 +347,7 @@ class Alike:
     kind: Ints
 
 
-@dataclass(frozen=True)
-class Shared:
-    """First rows of the distinct combinations of some columns within groups, those of a group side by side from `begin` on, and
-    each row's place among all of them.
-    """
-
-    first: npt.NDArray[np.intp]
-    begin: Ints
-    place: Ints
-
-    @classmethod
-    def of(cls, group: Ints, columns: Sequence[Ints]) -> Shared:
-        """`group` (n,) numbers the groups from 0 on."""
-        first, place = distinct_rows([group, *columns])
-        order = _sorted(group[first])
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        count = np.bincount(group[first])
-        return cls(first[order], np.concatenate([[0], np.cumsum(count)]), rank[place])
-
-    def of_group(self, number: int, members: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Ints]:
-        """First rows of one group's combinations, and the place of its `members` among them."""
-        begin, end = int(self.begin[number]), int(self.begin[number + 1])
-        return self.first[begin:end], self.place[members] - begin
-
-
 def grouped(columns: Sequence[Ints]) -> Iterator[npt.NDArray[np.intp]]:
     """Rows that agree in all columns, group by group."""
-    key = row_keys(columns)
-    order = _sorted(key)
-    if len(order):
-        yield from np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
-
-
-def _sorted(key: Ints) -> npt.NDArray[np.intp]:
-    """The order that sorts numbers from 0 to 2³² and leaves equal ones as they lie, in passes over their 16-bit digits."""
-    order = np.argsort(key.astype(np.uint16), kind="stable")
-    return order if key.max(initial=0) < 1 << 16 else order[np.argsort((key >> 16).astype(np.uint16)[order], kind="stable")]
+    order, begin = sorted_rows(columns)
+    yield from np.split(order, begin[1:]) if len(order) else ()

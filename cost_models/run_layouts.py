@@ -1,11 +1,11 @@
-"""From a measured run to what prices it: a Problem, a Layout with its framework's stages, and whose kernel curves apply."""
+"""From a measured run to what prices it: a Problem, a Layout with its framework's stages, and which GEMM curve applies."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from pydantic import ValidationError
@@ -15,11 +15,24 @@ from ..search_spaces.inputs import MOST_DEVICES, load_cluster, load_stack
 from ..search_spaces.layout import Layout, Problem
 from ..search_spaces.model import Attention, LatentAttention, ModelSpec, MoeMlp
 from ..search_spaces.stack import GRAPH_MODULES, Stack
+from ..search_spaces.vocabulary import V_SHAPED
 from ..search_spaces.workload import Workload
 from .run_models import Shape, model_of
 from .run_offload import offload_of
 from .run_splits import split_of
-from .runs import ACTIVATION_OFFLOAD, CORE_OR_HALF, HALF_OF_LAYERS, ROWWISE, SELECTIVE, WHOLE_STEP, Run, Unpriceable, meaning
+from .runs import (
+    ACTIVATION_OFFLOAD,
+    CORE_OR_HALF,
+    HALF_OF_LAYERS,
+    HYBRID,
+    ROWWISE,
+    SELECTIVE,
+    WHOLE_STEP,
+    Run,
+    Unpriceable,
+    meaning,
+)
+from .schedules import SPLIT
 
 UNSUPPORTED = (
     (r"\blora\b", "LoRA: adapters and frozen weights are not priced"),
@@ -43,7 +56,7 @@ UNSHARDED = re.compile(r"no ZeRO|no distributed optimizer at the time", re.IGNOR
 
 @dataclass(frozen=True)
 class Job:
-    """A run that can be priced. `curves` names the profile, `gemm_curve` its curve for the run's GEMMs.
+    """A run that can be priced. `gemm_curve` names the curve of the accelerator's profile for the run's GEMMs.
 
     `memory` says which figure the source measured: allocated, reserved or taken from the whole device, on the first or the
     fullest stage. `notes` say what was assumed of a run that is not of a known stack or model; `doubt` is how far, as a spread of
@@ -53,11 +66,15 @@ class Job:
     run: Run
     problem: Problem
     layout: Layout
-    curves: str
     gemm_curve: str
     memory: str
     notes: tuple[str, ...] = ()
     doubt: float = 0.0
+
+    @property
+    def accelerator(self) -> str:
+        """The catalog's name of the device."""
+        return self.problem.cluster.accelerator.name
 
 
 def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
@@ -65,7 +82,7 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     if run.defect:
         raise Unpriceable(run.defect)
     _refuse_unsupported(run)
-    cluster_name, curves = meaning("accelerator", device_words(run.text("accelerator"))).split()
+    cluster_name = meaning("accelerator", device_words(run.text("accelerator")))
     cluster_name = meaning("site", f"{run.family} | {run.accelerator}") or cluster_name
     precision, gemm_curve = meaning("precision", run.text("precision")).split()
     cluster = _cluster(cluster_name, run.count("domain_size"))
@@ -86,10 +103,10 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     of_precision = () if run.text("precision") else ("precision is not told: BF16 assumed",)
     of_dp = () if run.count("dp") in (None, layout.dp) else ("dp is taken to leave ep out: with it the grid is the devices",)
     notes = (*of_stack, *of_model, *of_precision, *of_dp)
-    return Job(run, problem, layout, curves, gemm_curve, memory, notes, float(meaning("doubt", run.family)))
+    return Job(run, problem, layout, gemm_curve, memory, notes, float(meaning("doubt", run.family)))
 
 
-VENDORS = re.compile(r"^(nvidia|amd|huawei|instinct|tesla)[-\s]+", re.IGNORECASE)
+VENDORS = re.compile(r"^(nvidia|amd|huawei|instinct|tesla|hgx|dgx)[-\s]+", re.IGNORECASE)
 
 
 def device_words(text: str) -> str:
@@ -207,6 +224,7 @@ def _layout(run: Run, problem: Problem) -> Layout:
     etp = _expert_tensor_parallel(run, problem, tp, cp, dp, ep)
     recompute = _recompute(run, problem, pp * vpp)
     split = split_of(problem.model, pp, vpp, meaning("split", f"{run.family} | {run.text('software')}"), run.text("notes"))
+    split = replace(split, folded=schedule in V_SHAPED)
     sequence_parallel = meaning("sp", f"{run.family} | {run.text('sp')} | {'pipeline' if pp > 1 else ''}")
     layout = Layout(
         tp=tp,
@@ -222,7 +240,7 @@ def _layout(run: Run, problem: Problem) -> Layout:
         sequence_parallel=tp > 1 and sequence_parallel == "on",
         cp_type=meaning("cp_type", run.text("cp_type")),
         schedule=schedule,
-        optimizer_sharding=_sharding(run, problem.stack, dp * cp),
+        optimizer_sharding=_sharding(run, problem, tp, cp * dp),
         recompute=recompute,
         offload="none",
         stages=split.stages(problem.model.num_layers, recompute),
@@ -241,10 +259,12 @@ def _refuse_uneven(model: ModelSpec, tp: int, ep: int) -> None:
 
 
 def _schedule(run: Run, pp: int, micro_batches: int) -> tuple[str, int]:
-    """Schedule and vpp: interleaved wherever there is more than one chunk per stage."""
+    """Schedule and vpp: interleaved wherever there is more than one chunk per stage, but for the two ends of a V."""
     schedule, vpp = meaning("pp_schedule", run.text("pp_schedule")), run.count("vpp")
     if pp == 1:
         return "1f1b", 1
+    if schedule in SPLIT:
+        return schedule, 2 if schedule in V_SHAPED else 1
     if schedule == "interleaved" and vpp is None:
         raise Unpriceable("missing field: vpp")
     vpp = vpp or 1
@@ -277,17 +297,23 @@ def _recompute(run: Run, problem: Problem, chunks: int) -> str:
     if words.startswith("layers per stage:"):
         counts = [int(count) for count in re.findall(r"\d+", words)]
         return f"full:block:{max(1, round(sum(counts) / len(counts)))}"
-    return words
+    return re.sub(r"[ ,+]+", "+", words)
 
 
-def _sharding(run: Run, stack: Stack, ranks: int) -> str:
-    """Sharding in our words. A blank is what the stack always does: ZeRO-3 under FSDP, else ZeRO-1, unless notes say none."""
+def _sharding(run: Run, problem: Problem, tp: int, ranks: int) -> str:
+    """Sharding in our words, over `ranks`. A blank is what the stack always does: ZeRO-3 under FSDP, else ZeRO-1, unless notes say
+    none.
+    """
+    stack, cluster = problem.stack, problem.cluster
     found = meaning("optimizer_sharding", run.text("optimizer_sharding")).replace("-", "").replace("zero0", "none")
     if found == "blank":
         if UNSHARDED.search(run.text("notes")):
             return "none"
         found = "zero3" if "zero1" not in stack.optimizer_shardings and "zero3" in stack.optimizer_shardings else "zero1"
     group = FSDP_GROUP.search(run.text("notes"))
-    if found == "zero3" and group and 1 < int(group[1]) < ranks:
-        return f"hsdp:{group[1]}"
+    place = [level.name for level in cluster.levels].index(cluster.supernode)
+    near = math.gcd(cluster.allocated_sizes(problem.devices)[place] // tp, ranks)
+    size = int(group[1]) if group else near if found == HYBRID else ranks
+    if found in ("zero3", HYBRID):
+        return f"hsdp:{size}" if 1 < size < ranks else "zero3"
     return found

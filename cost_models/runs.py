@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from ..search_spaces.vocabulary import RECOMPUTE_MODULES
+
 MEASURED = ("measured_step_time_s", "measured_tokens_per_s_per_device", "measured_tflops_per_device", "measured_mfu")
 """Columns that say how fast a run was, the ones that are believed first in front."""
 PEAK = "measured_peak_mem_gib"
@@ -23,6 +25,8 @@ DASHES = frozenset({"-", "–", "—", "?", "na", "n/a", "null"})
 """What stands for a blank wherever it is."""
 BLANKS = DASHES | {"none", "unknown"}
 """What stands for a blank where a number is wanted."""
+DECORATION = re.compile(r"^[~≈] ?|(?<=\d),(?=\d{3}\b)| ?%$")
+"""What numbers are written with: about, thousands apart, and a per cent sign."""
 
 
 class Unpriceable(ValueError):  # noqa: N818
@@ -59,7 +63,7 @@ class Run:
         if not text or text.lower() in BLANKS:
             return None
         try:
-            value = float(text)
+            value = float(DECORATION.sub("", text))
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
@@ -121,30 +125,36 @@ SELECTIVE = "selective"
 CORE_OR_HALF = "core attention, or half of the layers"
 WHOLE_STEP = "whole step"
 ROWWISE = "a scale for each row"
+HYBRID = "a supernode's shards"
 UNTOLD = "as was measured"
+MODULE = f"(?:{'|'.join(RECOMPUTE_MODULES)})"
 ACTIVATION_OFFLOAD = "activation offload in words that do not tell how much leaves the device"
 SHARE = r"(0?\.\d{1,6}|[01](\.0)?)"
 OF_MODULES = "the share of what layers save that these modules do, see run_offload"
 GRADE = "grade not printed: ±15 %"
 
+DIES = r"(ascend-?)?910(c|-93)(-.*)?|cloudmatrix-?384.*|atlas-[89]00t?-a3.*"
 FSDP_BUILT = r".*(torchtune|lit-?gpt|lightning|olmo|veomni|fairscale|axolotl|accelerate|hugging|transformers|pytorch).*"
 
 VOCABULARY: tuple[Word, ...] = (
-    # Accelerator → cluster / profile of its kernels; the domain_size column sets the size of the supernode. The text matched is
+    # Accelerator → cluster; the domain_size column sets the size of the supernode. The text matched is
     # without the vendor, with "-" for blanks.
     Word("accelerator", r"", "!missing field: accelerator"),
     Word("accelerator", r".*\b(pcie|nvl)\b.*", "!accelerator on PCIe cards: no cluster of the catalog has them"),
-    Word("accelerator", r"a100-40gb.*|a100-sxm\d?-40gb.*", "hgx-a100-40gb a100-40gb-sxm"),
-    Word("accelerator", r"a100(-(80gb|sxm).*)?", "hgx-a100 a100-80gb-sxm"),
-    Word("accelerator", r"h100-(sxm\d?-)?9[46]gb.*", "hgx-h100-96gb h100-80gb-sxm", "HBM2e, 500 W; kernels of the 80 GB part"),
-    Word("accelerator", r"h100(-(80gb|sxm|hbm3).*)?", "hgx-h100 h100-80gb-sxm"),
-    Word("accelerator", r"h200.*", "hgx-h200 h200"),
-    Word("accelerator", r"h800.*", "hgx-h800 h800"),
-    Word("accelerator", r"(b200|b300)(-.*)?", r"hgx-\1 \1"),
-    Word("accelerator", r"(gb200|gb300)(-.*)?", r"\1-nvl72 \1"),
-    Word("accelerator", r"(mi300x|mi355x).*", r"\1 \1"),
-    Word("accelerator", r"(ascend-?)?910b[1-4]?|ascend(-undisclosed)?|atlas-800t-a2", "atlas-800t-a2 ascend-910b", GRADE),
-    Word("accelerator", r"(ascend-?)?910c(-die)?|cloudmatrix-?384", "cloudmatrix-384 ascend-910c-die", "a device is a die"),
+    Word("accelerator", r"a100-40gb.*|a100-sxm\d?-40gb.*", "hgx-a100-40gb"),
+    Word("accelerator", r"a100(-(80gb|sxm).*)?", "hgx-a100"),
+    Word("accelerator", r"h100-(sxm\d?-)?9[46]gb.*", "hgx-h100-96gb", "HBM2e, 500 W"),
+    Word("accelerator", r"h100(-(80gb|sxm|hbm3).*)?", "hgx-h100"),
+    Word("accelerator", r"h200.*", "hgx-h200"),
+    Word("accelerator", r"h800.*", "hgx-h800"),
+    Word("accelerator", r"h20(-(96gb|sxm).*)?", "hgx-h20"),
+    Word("accelerator", r"a800(-(80gb|sxm).*)?", "hgx-a800", "an A100 with fewer NVLinks"),
+    Word("accelerator", r"(b200|b300)(-.*)?", r"hgx-\1"),
+    Word("accelerator", r"(gb200|gb300)(-.*)?", r"\1-nvl72"),
+    Word("accelerator", r"(mi300x|mi355x).*", r"\1"),
+    Word("accelerator", r"(ascend-?)?910b[1-4]?(-.*)?|ascend(-undisclosed)?|atlas-[89]00t?-a2.*", "atlas-800t-a2", GRADE),
+    Word("accelerator", DIES, "cloudmatrix-384", "a device is a die"),
+    Word("accelerator", r"ascend-950dt", "atlas-950-superpod", "announced figures"),
     Word("accelerator", r"v100.*", "!accelerator without BF16 tensor cores: its attention has no curve"),
     Word("accelerator", r"tpu.*", "!accelerator not in the catalog: TPU"),
     Word("accelerator", r"(.{1,40}).*", r"!accelerator not in the catalog: \1"),
@@ -193,9 +203,15 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*(xtuner|internlm|accelerate|hugging|transformers).*\| zero[123] \|.*", "~deepspeed", "ZeRO of DeepSpeed"),
     Word("stack", FSDP_BUILT, "~torchtitan", "PyTorch FSDP"),
     Word("stack", r".*(pangu|cann\b|ascendspeed).*", "~mindspeed-llm", "Megatron for Ascend"),
-    Word("stack", r"[^|]*[^| ][^|]*\|[^|]*\|[^|]*\| (zero3|hsdp|fsdp)[^|]*\|.*", "~torchtitan", "parameters sharded, as FSDP does"),
+    Word(
+        "stack",
+        r"[^|]*[^| ][^|]*\|[^|]*\|[^|]*\| (zero-?3|hsdp|fsdp|full|hybrid_?shard)[^|]*\|.*",
+        "~torchtitan",
+        "parameters sharded, as FSDP does",
+    ),
     Word("stack", r".*", "default", "the cluster's own default"),
     # Precision → GEMM precision / curve of the profile.
+    Word("precision", r"bf16 ?[+/] ?fp8.*", "fp8 fp8_tensor", "GEMMs in FP8"),
     Word("precision", r"bf16.*|amp_bf16|bfloat16.*", "bf16 bf16"),
     Word("precision", r"fp16.*|amp_fp16|float16|half", "fp16 bf16"),
     Word("precision", r"mxfp8|fp8-(blockwise|block|mx|sub.*)", "fp8 fp8", "scaled per block"),
@@ -204,26 +220,35 @@ VOCABULARY: tuple[Word, ...] = (
     Word("precision", r"", "bf16 bf16", "what tables that leave it out were trained in"),
     Word("precision", r"(tf32|fp32|float32).*", r"!precision that is not priced: \1"),
     # Sharding. A blank means ZeRO-1 on Megatron stacks (the distributed optimizer), ZeRO-3 on FSDP stacks.
-    Word("optimizer_sharding", r"(none|zero[0123]|hsdp:\d+)", r"\1"),
-    Word("optimizer_sharding", r"(zero-?[123]).*", r"\1"),
-    Word("optimizer_sharding", r"([0-3])(\.0)?", r"zero\1"),
-    Word("optimizer_sharding", r"fsdp.*|zall|full_?shard", "zero3"),
-    Word("optimizer_sharding", r"shard_?grad_?op", "zero2"),
-    Word("optimizer_sharding", r"ddp", "none"),
-    Word("optimizer_sharding", r"dist.*opt.*", "zero1"),
+    Word("optimizer_sharding", r"none|no|off|false|no_?shard|ddp", "none"),
+    Word("optimizer_sharding", r"hsdp[:( ]+(\d+)\)?", r"hsdp:\1"),
+    Word("optimizer_sharding", r"hsdp|hybrid_?shard", HYBRID, "PyTorch's own: copies of each supernode's shards"),
+    Word("optimizer_sharding", r"(?:zero)?[ -]?(?:stage)?[ -]?([0-3])(\.0)?([^.\d].*)?", r"zero\1"),
+    Word("optimizer_sharding", r"zero\+\+|(megatron-)?fsdp.*|zall|full(y)?_?shard(ed)?|optim_grads_params", "zero3"),
+    Word("optimizer_sharding", r"shard_?grad_?op|optim_grads", "zero2"),
+    Word("optimizer_sharding", r"dist.*opt.*|optim|(enable_)?parallel[_ ]optimizer|optimizer[_ ]parallel.*", "zero1"),
     Word("optimizer_sharding", r"", "blank"),
     # Recompute.
-    Word("recompute", r"|none|no", "none", "blank: no source that leaves it out is known to recompute"),
-    Word("recompute", r"full", "full"),
-    Word("recompute", r"full\((block|uniform), ?(\d{1,6})\).*", r"full:\1:\2"),
-    Word("recompute", r"full:(block|uniform):(\d{1,6})", r"full:\1:\2"),
-    Word("recompute", r"full\[(\d{1,6}(?:, ?\d{1,6})*)\]", r"layers per stage:\1", "the mean of the list, in every chunk"),
+    Word("recompute", r"|none|no|off|false|0", "none", "blank: no source that leaves it out is known to recompute"),
     Word("recompute", r"full\+select.*", "full"),
+    Word("recompute", r"(?:full[ (/:_]*)?(block|uniform)[ ,:/]+(\d{1,6})\b.*", r"full:\1:\2"),
+    Word("recompute", r"full\[(\d{1,6}(?:, ?\d{1,6})*)\]", r"layers per stage:\1", "the mean of the list, in every chunk"),
+    Word(
+        "recompute",
+        r"(ac )?full([ _-](recompute|ac|checkpointing)| \(every layer\))?|(activation[ _-])?checkpointing|yes|true",
+        "full",
+    ),
     Word("recompute", r"selective: ?rmsnorm \+ mla.up.projections", "selective:layernorm+mla_up_proj"),
-    Word("recompute", r"selective: ?([a-z_+]+)", r"selective:\1", "Megatron's module names"),
-    Word("recompute", r"selective \((layer|op)\)", HALF_OF_LAYERS, "torchtitan: every second layer or matrix product"),
-    Word("recompute", r"selective", SELECTIVE, "what the stack takes it for"),
-    Word("recompute", r".+", "!recompute in words that are not priced"),
+    Word(
+        "recompute",
+        r"selective \(?(ac \()?(layer|op)\)?|(per-op )?sac",
+        HALF_OF_LAYERS,
+        "torchtitan: every second layer or product",
+    ),
+    Word("recompute", rf"(?:selective)?[ :(]*({MODULE}(?:[ ,+]+{MODULE})*)\)?", r"selective:\1", "Megatron's module names"),
+    Word("recompute", r"(?:selective)?[ :(]*(?:core[ -])?attention\)?", "selective:core_attn"),
+    Word("recompute", r"selective([ _-](recompute|ac|checkpointing))?", SELECTIVE, "what the stack takes it for"),
+    Word("recompute", r"(.{1,40}).*", r"!recompute in words that are not priced: \1"),
     # Selective recompute without a list, by stack.
     Word("selective", r"mindformers", "none", "select_recompute: beside fused attention the feed-forward activation alone"),
     Word("selective", r".*", CORE_OR_HALF, "core attention where the stack names modules, otherwise per operator"),
@@ -238,25 +263,31 @@ VOCABULARY: tuple[Word, ...] = (
     Word("sp", r"kempner \|.*\| pipeline", "off", "its pipeline stages take plain tensor parallelism"),
     Word("sp", r".*", "on"),
     # Context parallelism.
-    Word("cp_type", r"|ring|p2p", "p2p"),
-    Word("cp_type", r"a2a.*p2p.*|hybrid", "!cp_type that is not priced: a2a+p2p"),
-    Word("cp_type", r"a2a.*|ulysses.*", "a2a"),
-    Word("cp_type", r"all-?gather", "allgather"),
-    Word("cp_type", r".+", "!cp_type in words that are not priced"),
+    Word("cp_type", r"a2a.*p2p.*|hybrid|hierarchical|usp", "!cp_type that is not priced: a2a+p2p"),
+    Word("cp_type", r"|none|.*\bring\b.*|p2p.*|zig-?zag", "p2p"),
+    Word("cp_type", r"a2a.*|all-?to-?all|(deepspeed[ -])?ulysses.*", "a2a"),
+    Word("cp_type", r"all[-_ ]?gather.*", "allgather"),
+    Word("cp_type", r"(.{1,40}).*", r"!cp_type in words that are not priced: \1"),
     # Offload.
-    Word("offload", r"|none", "none"),
+    Word("offload", r"|none|no|off|false|0", "none"),
     Word("offload", rf"optimizer:{SHARE}(\+activations:{SHARE})?|activations:{SHARE}", r"\g<0>"),
     Word("offload", r".*cpu_offloading_num_layers ?= ?(\d{1,6}).*", r"activations of \1 layers", "of a stage's layers, as a share"),
     Word("offload", r"fine-grained activations: ?([a-z_0-9]+(?:\+[a-z_0-9]+)*)", r"activations of modules \1", OF_MODULES),
     Word("offload", r"swap[-_ ]attention", "activations of modules attention", OF_MODULES),
     Word("offload", r"(all )?activations?", "activations:1"),
+    Word("offload", r"swap[-_ ]optimizer|zero-?offload|cpu(: ?|[-_ ])optimizer|offload[-_ ]optimizer.*", "optimizer:1"),
     Word("offload", r".*(activation|swap).*", f"!{ACTIVATION_OFFLOAD}"),
     Word("offload", r"optimizer.*", "optimizer:1"),
     Word("offload", r".+", "!offload of single modules or parameters"),
     # Schedule.
-    Word("pp_schedule", r"|1f1b", "1f1b"),
-    Word("pp_schedule", r"(interleaved).*|vpp", "interleaved"),
+    Word("pp_schedule", r"|none|(non-interleaved[ -]?)?1f1b( \(?non-interleaved\)?)?|non-interleaved", "1f1b"),
+    Word("pp_schedule", r"interleaved[ _-]?zero[ _-]?bubble", "!schedule that is not priced: \\g<0>"),
+    Word("pp_schedule", r"(interleaved).*|1f1b[ _-]interleaved|vpp|virtual[ _-]pipeline|looped.*", "interleaved"),
     Word("pp_schedule", r"gpipe|afab", "gpipe"),
+    Word("pp_schedule", r"zb-?h1|zero[ _-]?bubble", "zb-h1"),
+    Word("pp_schedule", r"zb-?v(zero-?bubble)?", "zb-v"),
+    Word("pp_schedule", r"dualpipe-?v", "dualpipev"),
+    Word("pp_schedule", r"dualpipe", "dualpipe"),
     Word("pp_schedule", r".+", "!schedule that is not priced: \\g<0>"),
     # What a row says of overlap switches off what it does not name; blank leaves the stack's own.
     Word("overlap.tp", r"none.*", "off"),

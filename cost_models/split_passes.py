@@ -49,7 +49,7 @@ def pass_times(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Wor
     pieces = rows.pieces.pieces
     forward = over_chunks(rows, cuts, {name: pieces[name].forward_s[EP][rows.factor] for name in _names(rows)})
     backward = over_chunks(rows, cuts, {name: pieces[name].backward_s[EP][rows.factor] for name in _names(rows)})
-    again = over_chunks(rows, cuts, {name: pieces[name].recompute_s[EP][rows.factor] for name in rows.pieces.names}, rows.depth)
+    again = over_chunks(rows, cuts, {name: pieces[name].recompute_s[EP][rows.factor] for name in rows.pieces.names}, rows.redone)
     return Work(chunks.forward_s.T, chunks.backward_s.T, np.minimum(weight, chunks.backward_s).T, (forward.T, (backward + again).T))
 
 
@@ -84,7 +84,7 @@ def kept_bytes(layers: LayerModel, rows: Rows, cuts: Cuts) -> Floats:
 def recompute_s(rows: Rows, cuts: Cuts) -> Floats:
     """What of every chunk's backward pass is recompute, (n, pp·vpp) seconds."""
     pieces = rows.pieces.pieces
-    return over_chunks(rows, cuts, {name: pieces[name].again_s[rows.factor] for name in rows.pieces.names}, rows.depth)
+    return over_chunks(rows, cuts, {name: pieces[name].again_s[rows.factor] for name in rows.pieces.names}, rows.redone)
 
 
 def hidden_s(order: Schedule, work: Work, stage: int) -> float:
@@ -100,10 +100,12 @@ def _names(rows: Rows) -> tuple[str, ...]:
 
 
 def over_chunks(rows: Rows, cuts: Cuts, each: Mapping[str, Floats], depth: Ints | None = None) -> Floats:
-    """Figures per piece (n,) summed over what every chunk holds, (n, chunks); with `depth` over that many first layers of each."""
+    """Figures per piece (n,) summed over what every chunk holds, (n, chunks); with `depth` (n, chunks or 1) over that many first
+    layers of each.
+    """
     start, stop = cuts[:, :-1], cuts[:, 1:]
     if depth is not None:
-        stop = np.minimum(start + np.minimum(depth, len(rows.pieces.blocks))[:, None], stop)
+        stop = np.minimum(start + np.minimum(depth, len(rows.pieces.blocks)), stop)
     total = np.zeros((len(rows), start.shape[1]))
     for name in rows.pieces.names:
         running = rows.pieces.running[name]

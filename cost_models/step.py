@@ -7,15 +7,16 @@ the bound, since all of them broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..search_spaces.groups import inner_strides
-from ..search_spaces.layout import FULL_UNIFORM, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
+from ..search_spaces.layout import FULL_UNIFORM, Bools, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import usable_bytes
+from ..search_spaces.row_keys import distinct_rows
 from .layers import LayerModel, resident_share
 from .loads import Cuts, Loads, picked, recompute_depths, taken
 from .network import Network
@@ -45,6 +46,17 @@ class Prices:
     critical_stage: Ints
     fullest_stage: Ints
 
+    @classmethod
+    def joined(cls, each: Sequence[Prices], members: Sequence[npt.NDArray[np.intp]]) -> Prices:
+        """One table's, from those of some of its rows each. To gather them takes half as long as to scatter them."""
+        if not each:
+            none, nowhere = np.zeros(0), np.zeros(0, dtype=np.int64)
+            return cls(none, none, none > 0, nowhere, nowhere)
+        order = np.concatenate(members)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return cls(*(np.concatenate([getattr(one, name) for one in each])[place] for name in cls.__dataclass_fields__))
+
 
 class CostModel:
     """Prices layouts of one problem. `profile` defaults to the accelerator's own.
@@ -62,7 +74,7 @@ class CostModel:
         self.layers = LayerModel(problem, self.profile, self.network)
         self.blocks = self.layers.blocks
         self._wholes: Wholes | None = None
-        self._known: dict[tuple[int, ...], int] = {}
+        self._known: dict[bytes, int] = {}
 
     @property
     def usable_bytes(self) -> float:
@@ -98,12 +110,13 @@ class CostModel:
         piped = (table.pp > 1) & self.problem.stack.slower_in_pipelines  # a layer costs more in a pipeline
         columns = [*(getattr(table, name) for name in WHOLE_COLUMNS), piped, *inner_strides(table)]
         first, member = distinct_rows(columns)
-        keys = list(zip(*(column[first].tolist() for column in columns), strict=True))
+        each = np.stack([column[first].astype(np.int64) for column in columns], axis=1)
+        keys = each.view(f"V{each.itemsize * each.shape[1]}").ravel().tolist()
         new = np.array([row for row, key in enumerate(keys) if key not in self._known], dtype=np.intp)
         if len(new):
             added = self.layers.wholes(table.take(first[new]))
             self._wholes = added if self._wholes is None else Wholes.joined(self._wholes, added)
-            self._known |= {keys[row]: len(self._known) + order for order, row in enumerate(new.tolist())}
+            self._known |= {keys[row]: place for place, row in enumerate(new.tolist(), len(self._known))}
         place = np.array([self._known[key] for key in keys], dtype=np.int64)[member]
         return self.layers.pieces(table, self._wholes, place)
 
@@ -116,21 +129,21 @@ class CostModel:
 
     def price_rows(self, rows: Rows, closed_form: bool = False) -> Prices:
         """The same for rows that are at hand."""
-        table, n = rows.table, len(rows)
-        step_s, peak_bytes, fits = np.empty(n), np.empty(n), np.zeros(n, dtype=bool)
-        critical, fullest = np.zeros(n, dtype=np.int16), np.zeros(n, dtype=np.int16)  # scattered to: the smaller the faster
-        for group in rows.alike() if n else ():
-            split = table.splits[int(table.split[group.members[0]])]
-            for some, priced in self._price_group(rows, group, StageClasses.of(split, self.blocks), closed_form):
-                members = group.members[some]
-                step_s[members], peak_bytes[members], fits[members] = priced.step_time_s, priced.peak_bytes, priced.fits
-                critical[members], fullest[members] = priced.critical_stage, priced.fullest_stage
-        return Prices(step_s, peak_bytes, fits, critical.astype(np.int64), fullest.astype(np.int64))
+        splits, split = rows.table.splits, rows.column("split")
+        members: list[npt.NDArray[np.intp]] = []
+        found: list[Prices] = []
+        for group in rows.alike():
+            classes = StageClasses.of(splits[int(split[group.members[0]])], self.blocks)
+            for some, priced in self._price_group(rows, group, classes, closed_form):
+                members.append(group.members[some])
+                found.append(priced)
+        return Prices.joined(found, members)
 
     def price_cuts(self, rows: Rows, cuts: Cuts, closed_form: bool = False) -> Prices:
         """Step time and peak memory of rows that share pp, vpp and schedule, cut at `cuts` (n, pp·vpp+1), or alike at (1, ·)."""
         cuts = np.ascontiguousarray(np.broadcast_to(cuts, (len(rows), cuts.shape[1])))
-        cut = np.unique(cuts.view(f"V{cuts.itemsize * cuts.shape[1]}").ravel(), return_inverse=True)[1]
+        told = np.ascontiguousarray(np.concatenate([cuts, rows.redone], axis=1))
+        cut = np.unique(told.view(f"V{told.itemsize * told.shape[1]}").ravel(), return_inverse=True)[1]
         works, work = distinct_rows([*rows.work_columns, cut])  # those that do the same share their pipeline
         flow = self.flow(rows.take(works), cuts[works], closed_form).take(work)
         away = self.host_bytes(rows, flow.load) if rows.column("optimizer_offload").any() else np.zeros((1, 1))
@@ -142,7 +155,7 @@ class CostModel:
 
     def _price_group(self, rows: Rows, group: Alike, classes: StageClasses, closed_form: bool) -> Iterator[tuple[slice, Prices]]:
         """Rows that share split and schedule, some of them after the others."""
-        if by_replay(rows.take(group.works)):
+        if by_replay(rows.take(group.works)) or classes.split.redone:
             yield slice(len(group.members)), self.price_cuts(rows.take(group.members), classes.cuts)
         else:
             yield from self._price_alike(rows, group, classes, closed_form)
@@ -154,11 +167,11 @@ class CostModel:
         worked out once, by class of stages where it depends on what they hold, so that only sums are as many as rows and stages.
         """
         keeping = rows.take(group.kinds)
-        chunks = keeping.class_chunks(classes)
-        load = keeping.class_stages(classes, chunks)
-        kept, states = self.kept(keeping, load, chunks.pick(classes.held)), self._state_bytes(keeping, load)
+        chunks = keeping.class_chunks(classes).pick(classes.held)
+        load = chunks.folded(len(classes.first))
+        kept, states = self.kept(keeping, load, chunks), self._state_bytes(keeping, load)
         offloaded, moved = (keeping.column(f"{name}_offload").any() for name in ("optimizer", "activation"))
-        host = self.host_bytes(keeping, load) if offloaded else np.zeros((len(keeping), 1))
+        host = self.host_bytes(keeping, load) if offloaded or moved else None
         gradients = in_line_s(kept.gradients_s, kept.turns)
         parameters = None if kept.parameters_s is None else in_line_s(kept.parameters_s, kept.turns)
         step = max(1, CELLS_PER_BLOCK // len(classes.runs))
@@ -177,11 +190,11 @@ class CostModel:
                 after += left_s(taken(parameters, kind), taken(hidden, work), kept.turns)
             peak = taken(used, work)
             peak += taken(states, kind)
-            away = host[kind]
+            away = np.zeros((1, 1)) if host is None else taken(host, kind)
             if moved:
-                away = away + taken(self._moved_bytes(working, flow.load, classes.first), work)
+                away += taken(self._moved_bytes(working, flow.load, classes.first), work)
             after_s = after.max(axis=1)
-            if self.problem.stack.message_stall_s.value:
+            if self.problem.stack.stalls:
                 after_s += rows.take(group.members[some]).stalled_s
             yield some, self._prices(done, after_s, peak, away.max(axis=1), classes.first)
 
@@ -301,8 +314,8 @@ class CostModel:
         overlap, passing, (pp, vpp, _) = self.problem.stack.overlap, chunks or load, rows.shape
         turns = (pp, 1 if passing is load else vpp)
         unslowed = self.layers.unslowed
-        hides = overlap.dp_gradients * unslowed
-        exposed_s, gradients_s = _held(rows.gradient_s, load) * (1.0 - hides), _held(rows.gradient_s, passing) * hides
+        late = _across(rows.hidden_gradients * unslowed, load.dense.ndim - 1)
+        exposed_s, gradients_s = _held(rows.gradient_s, load) * (1.0 - late), _held(rows.gradient_s, passing) * late
         gathered_s = parameters_s = offload_s = None
         if rows.column("sharding").any():
             hides = overlap.dp_parameters * unslowed

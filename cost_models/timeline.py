@@ -17,6 +17,7 @@ from .schedules import (
     GPIPE,
     INPUT,
     INTERLEAVED,
+    NONE,
     ONE_F_ONE_B,
     WEIGHT,
     WHOLE,
@@ -134,38 +135,53 @@ def simulate(
 
 def replayed(schedule: Schedule, work: Work, p2p_s: float = 0.0) -> Timeline:
     """Replays one step of any schedule; `work` of one row, `p2p_s` seconds from stage to stage."""
-    chunks = range(schedule.chunks)
-    seconds = [[float(work.of(kind, chunk)) for chunk in chunks] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)]
-    early = [0.0] * schedule.chunks if work.early_s is None else [float(each) for each in work.early_s]
-    kind, chunk = schedule.kind.tolist(), schedule.chunk.tolist()
-    takes, makes = (each.tolist() for each in schedule.wires)
-    free = [0.0] * schedule.pp
-    messages = 2 * schedule.chunks * schedule.num_microbatches
-    sent_s, sender = [0.0] * messages, [0] * messages
-    starts, ends = [], []
-    for stage, together in schedule.groups():
-        arrived = 0.0
-        for p in together:
-            if (taken := takes[stage][p]) >= 0:
-                arrived = max(arrived, sent_s[taken] + (p2p_s if sender[taken] != stage else 0.0))
-        k, c = kind[stage][together[0]], chunk[stage][together[0]]
-        start = max(free[stage], arrived)
-        if len(together) == 2:
-            end = start + float(work.of_pair(c, chunk[stage][together[1]]))
-        elif k in (BACKWARD, INPUT) and early[c] > 0:
-            start, end = free[stage], max(free[stage] + early[c], arrived) + seconds[k][c] - early[c]
-        else:
-            end = start + seconds[k][c]
-        free[stage] = end
-        for p in together:
-            if (made := makes[stage][p]) >= 0:
-                sent_s[made], sender[made] = end, stage
-            starts.append(start)
-            ends.append(end)
-    (stages, positions), start_s, end_s = schedule.sequence, np.array(starts), np.array(ends)
-    order = np.lexsort((schedule.paired[stages, positions], stages, end_s, start_s))
-    stages, positions, start_s, end_s = stages[order], positions[order], start_s[order], end_s[order]
-    chunks_of, microbatches, kinds = (each[stages, positions] for each in (schedule.chunk, schedule.microbatch, schedule.kind))
+    stages, positions = schedule.sequence
     paired = schedule.paired[stages, positions]
+    seconds, early = _durations(schedule, work)
+    start_s, end_s = _times(schedule, seconds, early, p2p_s)
+    start_s[paired] = start_s[np.flatnonzero(paired) - 1]
+    order = np.lexsort((paired, stages, end_s, start_s))
+    stages, positions, paired, start_s, end_s = stages[order], positions[order], paired[order], start_s[order], end_s[order]
+    chunks, microbatches, kinds = (each[stages, positions] for each in (schedule.chunk, schedule.microbatch, schedule.kind))
     held = np.array([schedule.in_flight(stage) for stage in range(schedule.pp)], dtype=np.int64)
-    return Timeline(schedule, work, stages, chunks_of, microbatches, kinds, paired, start_s, end_s, float(end_s.max()), held)
+    return Timeline(schedule, work, stages, chunks, microbatches, kinds, paired, start_s, end_s, float(end_s.max()), held)
+
+
+def _durations(schedule: Schedule, work: Work) -> tuple[Floats, Floats]:
+    """Seconds of every pass in the order of `sequence`, and what of them needs no message; a pair's are its first pass's."""
+    kind, chunk, paired = (each[schedule.sequence] for each in (schedule.kind, schedule.chunk, schedule.paired))
+    each = np.array(
+        [[float(work.of(kind, chunk)) for chunk in range(schedule.chunks)] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)]
+    )
+    seconds, early = each[kind, chunk], np.zeros(len(kind))
+    if work.early_s is not None:
+        early = np.where((kind == BACKWARD) | (kind == INPUT), work.early_s[chunk], 0.0)
+    second = np.flatnonzero(paired)
+    seconds[second - 1] = [float(work.of_pair(first, other)) for first, other in zip(chunk[second - 1], chunk[second], strict=True)]
+    early[second - 1] = early[second] = seconds[second] = 0.0
+    return seconds, early
+
+
+def _times(schedule: Schedule, seconds: Floats, early: Floats, p2p_s: float) -> tuple[Floats, Floats]:
+    """When every pass starts and ends, in the order of `sequence`; the second of a pair ends with the first."""
+    stage, position = schedule.sequence
+    takes, makes = (each[stage, position] for each in schedule.wires)
+    messages = 2 * schedule.chunks * schedule.num_microbatches
+    sender = np.full(messages + 2, NONE)
+    sender[makes] = stage
+    late = np.where(sender[takes] != stage, p2p_s, 0.0)
+    with_next = np.append(schedule.paired[stage, position][1:], False)
+    other, other_late = np.where(with_next, np.append(takes[1:], NONE), NONE), np.append(late[1:], 0.0)
+    sent = [0.0] * (messages + 2)  # of the last two NONE reads one, and what sends nothing writes the other
+    free, starts, ends = [0.0] * schedule.pp, [], []
+    columns = (stage, takes, late, other, other_late, np.where(makes < 0, messages, makes), early, seconds - early)
+    for s, taken, delay, beside, beside_delay, made, ahead, rest in zip(*(each.tolist() for each in columns), strict=True):
+        begin = free[s] + ahead
+        if taken >= 0 and sent[taken] + delay > begin:
+            begin = sent[taken] + delay
+        if beside >= 0 and sent[beside] + beside_delay > begin:
+            begin = sent[beside] + beside_delay
+        starts.append(free[s] if ahead else begin)
+        free[s] = sent[made] = begin + rest
+        ends.append(free[s])
+    return np.array(starts), np.array(ends)

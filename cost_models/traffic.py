@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..search_spaces.groups import groups
-from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, LayoutTable, row_keys
+from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, LayoutTable
+from ..search_spaces.row_keys import row_keys
 from .layers import ENDS
-from .loads import Cuts, recompute_depths
+from .loads import Cuts
 from .operators import BF16
 from .rows import Rows
 from .sharding import copy_groups, exchanges, shard_group
@@ -33,9 +34,9 @@ def sent_bytes(
     yield _pipeline_bytes(model, table, rows.pieces.layer_input_bytes[rows.factor])
 
 
-def layers_redone(model: CostModel, table: LayoutTable, cuts: Cuts) -> dict[str, Floats]:
-    """Pieces of each kind that are under recompute between `cuts` (n, chunks+1), (n,)."""
-    depth = np.minimum(recompute_depths(table), len(model.blocks))[:, None]
+def layers_redone(model: CostModel, rows: Rows, cuts: Cuts) -> dict[str, Floats]:
+    """Pieces of each kind that are under recompute between `cuts` (n, chunks+1) of rows of one shape, (n,)."""
+    table, depth = rows.table, np.minimum(rows.redone, len(model.blocks))
     last = np.minimum(cuts[:, :-1] + depth, cuts[:, 1:])
     found = {}
     for name in dict.fromkeys(model.blocks):

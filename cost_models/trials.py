@@ -73,8 +73,8 @@ class Priced:
         self.pooled: set[str] = set()
         for places in batches.values():
             job = jobs[places[0]]
-            curves = profile_of(job.curves, job.gemm_curve, path, shipped)
-            accelerator = job.problem.cluster.accelerator.name
+            accelerator = job.accelerator
+            curves = profile_of(accelerator, job.gemm_curve, path, shipped)
             self.pooled |= curves.pooled_figures(job.problem.stack, accelerator).keys()
             stack = job.problem.stack.with_figures(curves.stack_figures(job.problem.stack, accelerator))
             problem = job.problem.model_copy(update={"stack": stack})

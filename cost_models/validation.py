@@ -227,7 +227,7 @@ def measured_of(runs: Sequence[Run], shapes: Mapping[str, Shape]) -> list[Outcom
         job = found[places[0]].job
         assert job is not None
         try:
-            flops = _flops(CostModel(job.problem, profile_of(job.curves, job.gemm_curve, None)))
+            flops = _flops(CostModel(job.problem, profile_of(job.accelerator, job.gemm_curve, None)))
             timed = [_with_measured(found[place], flops) for place in places]
         except UNREADABLE as error:
             timed = [_refused(found[place], _reason(error)) for place in places]
@@ -302,7 +302,6 @@ def problem_key(job: Job) -> tuple[object, ...]:
         *(id(part) for part in (problem.model, problem.cluster, problem.stack)),
         problem.devices,
         problem.workload.model_dump_json(),
-        job.curves,
         job.gemm_curve,
     )
 
@@ -320,7 +319,7 @@ def _priced(outcomes: Sequence[Outcome], path: str | None) -> list[Outcome]:
     """Outcomes that share a problem, priced in one table; where that fails each alone, so that no row takes others with it."""
     first = outcomes[0].job
     assert first is not None
-    curves = profile_of(first.curves, first.gemm_curve, path)
+    curves = profile_of(first.accelerator, first.gemm_curve, path)
     try:
         priced = _with_prices(outcomes, CostModel(first.problem, curves), curves)
     except (*UNREADABLE, MemoryError) as error:
@@ -377,7 +376,7 @@ def _stage_peaks_gib(model: CostModel, rows: Rows) -> list[Floats]:
     for members in same_shape(rows.table):
         part = rows.take(members)
         cuts = np.array([part.table.splits[int(index)].cuts for index in part.table.split])
-        peaks = model.stage_peaks(part, part.chunks(cuts).folded(int(part.table.pp[0]))) / GIB
+        peaks = model.stage_peaks(part, model.flow(part, cuts).load) / GIB
         for place, row in enumerate(members):
             found[row] = peaks[:, place]
     return found

@@ -774,6 +774,11 @@ class Reference:
             p2p_s += self.message_s(Msg("tp", "all_gather", self.hidden_bytes, 1, 0))
         if self.layout.schedule == "interleaved":
             p2p_s *= 1 - self.stack.overlap.pp_interleaved
+        blocked_s = 0.0
+        if self.stack.blocking_p2p and pp > 1:
+            away = self.leaves(self.groups["pp"])
+            reached = (self.stack.scale_out_efficiency if away else self.stack.scale_up_efficiency).value
+            blocked_s, p2p_s = 2 * (m + pp - 1) * p2p_s / reached, 0.0
         ends, still = self._ends_s(f, b, p2p_s), self._ends_s(f, b, 0.0)
         stage_of = [[c for c in range(pp * vpp) if c % pp == s] for s in range(pp)]
         beside = [self._beside_s(costs, f, b, dense, expert, stage_of, s) for s in range(pp)]
@@ -781,7 +786,7 @@ class Reference:
         done = [end + beside[s]["gradients"] for s, end in enumerate(ends)]
         after = [part["weights"] + part["optimizer"] + part["offload"] for part in beside]
         last, slowest = done.index(max(done)), after.index(max(after))
-        stalled_s = self.stalled_s()
+        stalled_s = self.stalled_s() + blocked_s
         step_s = max(done) + max(after) + self.stack.step_overhead_s.value + stalled_s
         exposed = {**beside[slowest], "dp": beside[last]["gradients"] + beside[slowest]["weights"]}
         fullest = max(range(last, pp), key=lambda s: sum(f[c] + b[c] for c in stage_of[s]))
@@ -864,6 +869,8 @@ class Reference:
         slowed = 1 + (slowdown.value if slowdown else 0.0)  # compute beside traffic that hides takes so many times as long
         free_f, free_b = self.adapters_free(costs)
         hides_g, hides_w = overlap.dp_gradients / slowed, overlap.dp_parameters / slowed
+        if self.layout.optimizer_sharding == "zero1":
+            hides_g *= overlap.zero1_gradients
         return {
             "gradients": sum(gradients.values()) * (1 - hides_g) + self._late_s(gradients, hides_g, b, free_b),
             "weights": sum(weights.values()) * (1 - hides_w)
@@ -946,7 +953,8 @@ class Reference:
             terms["weights"] += BF16 * parameters / (count if self.sharding >= 3 else 1)
             if self.stays_gathered:
                 terms["weights"] += BF16 * parameters
-            if self.sharding < 2:
+            released = self.keeps.released_gradients and m == pp == 1 and self.sharding == 1
+            if self.sharding < 2 and not released:
                 terms["gradients"] += (self.stack.gradient_bytes + self.keeps.compute_gradient_bytes) * parameters
             elif m > 1 and self.waits:
                 terms["gradients"] += (self.keeps.unsharded_gradient_bytes or self.sent_gradient) * parameters

@@ -167,3 +167,36 @@ def test_two_servers_do_not_stall() -> None:
     smooth = stack.model_copy(update={"message_stall_s": figure(0.0)})
     both = [step_s(problem(each, devices=16), tp=1, pp=2, dp=8, optimizer_sharding="none") for each in (stack, smooth)]
     assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(("sharding", "hidden"), [("none", 1.0), ("zero1", 0.0)])
+def test_what_ddp_does_not_wrap_reduces_in_the_open(sharding: str, hidden: float) -> None:
+    overlap = Overlap(dp_gradients=1.0, zero1_gradients=0.0)
+    stack = load_stack("nanotron").model_copy(update={"overlap": overlap, "scale_out_delay_s": figure(0.0)})
+    table = LayoutTable.from_layouts([Layout(tp=1, dp=8, edp=8, num_microbatches=8, optimizer_sharding=sharding)])
+    assert CostModel(problem(stack, devices=8)).rows(table).hidden_gradients.tolist() == [hidden]
+    together = stack.model_copy(update={"overlap": overlap.model_copy(update={"zero1_gradients": 1.0})})
+    later = [step_s(problem(each, devices=8), tp=1, pp=1, dp=8, optimizer_sharding=sharding) for each in (stack, together)]
+    assert (later[0] > later[1]) == (hidden == 0.0)
+
+
+def test_attention_with_tiles_that_shrink_gains_nothing_from_wider_heads() -> None:
+    accelerator, profile = load_accelerator("a100-80gb-sxm"), load_profile("a100-80gb-sxm")
+    times = {}
+    for name in ("llm-foundry", "megatron-lm"):
+        kernels = Kernels(accelerator, profile, load_stack(name), "bf16")
+        heads = [Operator("attention", "attention", np.zeros(1), flops=1e12, seq=4096.0, head_dim=width) for width in (64.0, 128.0)]
+        times[name] = [float(kernels.forward_s(op)[0]) for op in heads]
+    assert times["llm-foundry"][0] == times["llm-foundry"][1]
+    assert times["megatron-lm"][0] > times["megatron-lm"][1]
+
+
+def test_blocking_messages_take_both_stages_from_their_passes() -> None:
+    stack = load_stack("aleph-alpha-flash2").model_copy(update={"scale_out_efficiency": figure(0.5)})
+    waits, goes_on = (problem(stack.model_copy(update={"blocking_p2p": blocks}), devices=16) for blocks in (True, False))
+    degrees = {"tp": 8, "pp": 2, "dp": 1, "optimizer_sharding": "none", "num_microbatches": 64, "sequence_parallel": False}
+    table = LayoutTable.from_layouts([Layout(**degrees, edp=8)])
+    edge_s = float(CostModel(goes_on).rows(table).p2p_s[0])
+    rows = CostModel(waits, load_profile("h100-80gb-sxm", None, False)).rows(table)
+    assert rows.p2p_s.tolist() == [0.0]
+    assert rows.stalled_s[0] == pytest.approx(2 * 65 * edge_s / 0.5)

@@ -392,6 +392,14 @@ def test_whole_gradients_wait_for_the_last_micro_batch() -> None:
     assert (one["gradients"], two["gradients"]) == (pytest.approx(parameters * 2 / 8), pytest.approx(parameters * 4))
 
 
+def test_a_graph_without_accumulation_keeps_no_whole_gradient() -> None:
+    """MindSpore under ZeRO-1: an eighth of the FP32 gradients after one micro-batch, all of them where several are accumulated."""
+    words: dict[str, Any] = {"stack": "mindformers", "dp": 8, "optimizer_sharding": "zero1"}
+    one, two = (priced("llama-3.1-8b", "atlas-800t-a2", 8 * m, 4096, **words).stage_bytes[0] for m in (1, 2))
+    parameters = load_model("llama-3.1-8b").parameters()
+    assert (one["gradients"], two["gradients"]) == (pytest.approx(parameters * 4 / 8), pytest.approx(parameters * 4))
+
+
 def test_a_root_unit_stays_gathered() -> None:
     """torchtitan of 2024: embedding and head, 2 x 525 M weights, beside 14 bytes for each logit."""
     found = priced("llama-3.1-8b", "hgx-h100", 16, 8192, stack="torchtitan-2024", dp=8, optimizer_sharding="zero3", micro_batch=2)

@@ -7,9 +7,12 @@ import pytest
 from paraplan.cost_models.network import Network
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.routing import Routing
+from paraplan.cost_models.step import CostModel
 from paraplan.search_spaces.cluster import ClusterSpec
+from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.groups import Groups
-from paraplan.search_spaces.inputs import load_cluster
+from paraplan.search_spaces.inputs import build_problem, load_cluster
+from paraplan.search_spaces.layout import Layout, LayoutTable
 
 ODD_CLUSTERS = [
     ("gb200-nvl72", 72),
@@ -292,3 +295,12 @@ def test_trays_of_a_rack_reduce_in_its_switches() -> None:
     two = network("gb200-nvl72", 144)
     across = two.crossing(Groups(np.array([144]), np.array([1])))  # over the network between racks nothing reduces
     assert two.all_reduce_s(across, size)[0] >= two._collective("all_reduce", across, 2 * two.ring_bytes(across, size), size)[0]
+
+
+def test_a_level_of_an_unknown_fabric_is_refused_by_name() -> None:
+    cluster = load_cluster("hgx-h100")
+    server, outer = cluster.levels
+    named = cluster.model_copy(update={"levels": (server.model_copy(update={"efficiency_profile": "foo"}), outer)})
+    problem = build_problem("llama-3.1-8b", named, 8, 16, 2048)
+    with pytest.raises(InputError, match="no collectives section 'foo'"):
+        CostModel(problem).price(LayoutTable.from_layouts([Layout(tp=2, dp=4, num_microbatches=4)]))

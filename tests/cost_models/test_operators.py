@@ -164,7 +164,7 @@ def test_backward_of_a_gemm_is_two_gemms_of_its_own_shape() -> None:
 
 def test_gradients_of_experts_one_by_one_show_their_accumulation() -> None:
     """Of each weight's FP32 buffer 4 bytes are read and 4 written where 2 were: 0.8 GB more for 16 experts of 2048 x 4096."""
-    one, grouped = (kernels("b200", name, "bf16") for name in ("megatron-bridge", "torchtitan"))
+    one, grouped = (kernels("b200", name, "bf16") for name in ("megatron-lm", "torchtitan"))
     experts = Operator("fc1", "grouped_gemm", np.zeros(1), m=1024.0, n=4096.0, k=2048.0, groups=16.0)
     apart = Kernels(one.accelerator, one.profile, one.stack.model_copy(update={"fused_accumulation": False}), "bf16")
     rate = one.accelerator.memory_bandwidth_bytes_per_s.value * one.profile.memory_efficiency.value

@@ -66,7 +66,7 @@ def figures(record: Any) -> Iterator[Fitted]:
 
 
 def test_every_accelerator_of_the_brief_is_shipped() -> None:
-    expected = "a100-80gb-sxm a100-40gb-sxm h100-80gb-sxm h800 h200 b200 b300 gb200 gb300 mi300x mi355x"
+    expected = "a100-80gb-sxm a100-40gb-sxm h100-80gb-sxm h100-96gb-sxm h800 h20 h200 b200 b300 gb200 gb300 mi300x mi355x"
     ascend = "ascend-910b ascend-910c-die ascend-950dt ascend-960"
     assert set(SHIPPED) == {*expected.split(), *ascend.split(), "default"}
 
@@ -263,6 +263,9 @@ def test_unknown_accelerators_get_the_default_and_variants_their_family() -> Non
     assert load_profile("ascend-910b-376t").gemm == load_profile("ascend-910b").gemm
     assert load_profile("H200").gemm == load_profile("h200").gemm
     assert load_profile("../h200").gemm == unknown.gemm
+    other_memory, die = load_profile("h100-96gb-sxm"), load_profile("h100-80gb-sxm")
+    assert (other_memory.gemm, other_memory.collectives, other_memory.fitted) == (die.gemm, die.collectives, True)
+    assert other_memory.accelerator == "h100-96gb-sxm"
 
 
 def test_a_users_file_overrides_section_by_section(tmp_path: Path) -> None:

@@ -177,13 +177,17 @@ def test_the_terminal_says_what_became_of_the_rows(capsys: pytest.CaptureFixture
         ("AMD Instinct MI300X", "mi300x"),
         ("Huawei Ascend 910B3", "atlas-800t-a2"),
         ("910C", "cloudmatrix-384"),
+        ("H20", "hgx-h20"),
+        ("A800-SXM4-80GB", "hgx-a800"),
+        ("Atlas 900 A2 PoDc", "atlas-800t-a2"),
+        ("Ascend-910_93", "cloudmatrix-384"),
     ],
 )
 def test_accelerators_are_known_by_their_vendors_words(text: str, cluster: str) -> None:
     assert meaning("accelerator", device_words(text)).split()[0] == cluster
 
 
-@pytest.mark.parametrize("text", ["A100 PCIe 80GB", "H100 NVL", "H20", "RTX 4090", "Gaudi 2"])
+@pytest.mark.parametrize("text", ["A100 PCIe 80GB", "H100 NVL", "H20-3e 141GB", "RTX 4090", "Gaudi 2"])
 def test_other_accelerators_are_not_taken_for_known_ones(text: str) -> None:
     with pytest.raises(Unpriceable):
         meaning("accelerator", device_words(text))
@@ -288,6 +292,15 @@ def test_a_shape_that_is_none_costs_its_rows_alone(shape: object, tmp_path: Path
 def test_a_figure_that_is_odd_or_unusable_is_told(cells: dict[str, str], note: str, tmp_path: Path) -> None:
     (row,) = told(table(tmp_path / "runs.csv", [{**BASE, **cells}]))
     assert row["counted"] and [said for said in row["notes"] if said.startswith(note)]
+
+
+@pytest.mark.parametrize(("text", "value"), [("12,345.5", 12345.5), ("~5.2", 5.2), ("45.2 %", 45.2), ("1,2", None), ("5 s", None)])
+def test_numbers_may_be_decorated(text: str, value: float | None) -> None:
+    if value is not None:
+        assert run(measured_mfu=text).number("measured_mfu") == value
+        return
+    with pytest.raises(Unpriceable, match="measured_mfu is not a number"):
+        run(measured_mfu=text).number("measured_mfu")
 
 
 def test_false_alarms_are_counted_where_every_run_ran() -> None:

@@ -45,7 +45,8 @@ def test_compute_beside_traffic_is_slowed_unless_engines_carry_it() -> None:
     times = []
     for one in (free, engines, spec):
         problem = build_problem("llama-3.1-8b", one, 32, 64, 4096)
-        stack = problem.stack.model_copy(update={"overlap": problem.stack.overlap.model_copy(update={"tp": 0.5})})
+        overlap = problem.stack.overlap.model_copy(update={"tp": 0.5, "tp_wgrad": 0.0})
+        stack = problem.stack.model_copy(update={"overlap": overlap})
         times.append(priced(problem.model_copy(update={"stack": stack}), tp=4, dp=8, edp=32, num_microbatches=8)[2])
     without, carried, slowed = (found.breakdown_s["tp"] for found in times)
     assert carried == pytest.approx(without)

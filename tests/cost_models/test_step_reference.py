@@ -58,7 +58,7 @@ CASES = {
         None,
         "bf16",
         8192,
-        {"tp": 2, "pp": 4, "dp": 2, "vpp": 2, "schedule": "interleaved", "recompute": "full:block:1"},
+        {"tp": 2, "pp": 4, "dp": 8, "vpp": 2, "schedule": "interleaved", "recompute": "full:block:1"},
     ),
     "fp8": (*DENSE, None, "fp8", 8192, {"tp": 2, "pp": 2, "dp": 4, "micro_batch": 2}),
     "checkpoints two layers apart": (*DENSE, None, "bf16", 8192, {"tp": 2, "pp": 2, "dp": 4, "recompute": "full:uniform:2"}),

@@ -19,7 +19,7 @@ from paraplan.cost_models.run_layouts import Job, job_of
 from paraplan.cost_models.run_models import model_spec, read_shapes
 from paraplan.cost_models.run_splits import even_counts, split_of
 from paraplan.cost_models.run_statistics import Statistics, average_ranks, errors, median_interval, regret, spearman
-from paraplan.cost_models.runs import VOCABULARY, Run, Unpriceable, meaning
+from paraplan.cost_models.runs import HYBRID, VOCABULARY, Run, Unpriceable, meaning
 from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.validation import Outcome, Validation, outcomes_of, summarize, validate
 from paraplan.optimizer import InputError
@@ -75,6 +75,27 @@ def test_every_stack_and_cluster_of_the_vocabulary_is_in_the_catalog() -> None:
         ("recompute", "full(block,1)+recompute-activation-function", "full:block:1"),
         ("recompute", "selective:moe_act+layernorm", "selective:moe_act+layernorm"),
         ("cp_type", "ring", "p2p"),
+        ("precision", "BF16 + FP8", "fp8 fp8_tensor"),
+        ("recompute", "off", "none"),
+        ("recompute", "full (uniform, 1)", "full:uniform:1"),
+        ("recompute", "block:8", "full:block:8"),
+        ("recompute", "full_recompute", "full"),
+        ("recompute", "activation checkpointing", "full"),
+        ("recompute", "selective (core attention)", "selective:core_attn"),
+        ("recompute", "mlp", "selective:mlp"),
+        ("cp_type", "zigzag ring attention", "p2p"),
+        ("cp_type", "all_gather", "allgather"),
+        ("optimizer_sharding", "ZeRO stage 2", "zero2"),
+        ("optimizer_sharding", "zero-1 (distributed optimizer)", "zero1"),
+        ("optimizer_sharding", "3.0", "zero3"),
+        ("optimizer_sharding", "NO_SHARD", "none"),
+        ("optimizer_sharding", "fully_shard", "zero3"),
+        ("optimizer_sharding", "hsdp(16)", "hsdp:16"),
+        ("offload", "swap_optimizer", "optimizer:1"),
+        ("offload", "no", "none"),
+        ("pp_schedule", "1F1B (non-interleaved)", "1f1b"),
+        ("pp_schedule", "1f1b-interleaved", "interleaved"),
+        ("pp_schedule", "ZBVZeroBubble", "zb-v"),
         ("routing", "dgxc causal halved", "balanced"),
         ("routing", "mindspeed-llm forced nothing", "free"),
         ("doubt", "mindformers", "0.15"),
@@ -112,7 +133,7 @@ def test_meanings_are_words_that_layouts_know() -> None:
             continue
         if word.column == "recompute" and word.meaning.startswith(("none", "full", "selective")):
             Recompute.parse(word.meaning)
-        if word.column == "optimizer_sharding" and word.meaning != "blank":
+        if word.column == "optimizer_sharding" and word.meaning not in ("blank", HYBRID):
             parse_sharding(word.meaning)
         if word.column == "offload" and not word.meaning.startswith("activations of"):
             parse_offload(word.meaning)
@@ -155,6 +176,43 @@ def test_domain_size_is_the_size_of_the_supernode(runs: dict[str, Run]) -> None:
     assert {level.name: level.size for level in cluster.levels}[cluster.supernode] == 4
 
 
+def test_modules_are_listed_with_commas_too(runs: dict[str, Run]) -> None:
+    assert job(runs["korthikanti-t5-22b-full"], recompute="selective: core_attn, mlp").layout.recompute == "selective:core_attn+mlp"
+
+
+def test_hybrid_sharding_without_a_size_stays_in_a_supernode(runs: dict[str, Run]) -> None:
+    """128 devices in servers of 8: shards over the 4 of a server that TP 2 leaves, or over all where one server is all."""
+    cells = {"optimizer_sharding": "HYBRID_SHARD", "dp": "", "tp": "2", "global_batch": "256"}
+    many = job(runs["titan-t1-0"], **{**cells, "num_accelerators": "128"}).layout
+    assert (many.dp, many.optimizer_sharding) == (64, "hsdp:4")
+    assert job(runs["titan-t1-0"], **cells).layout.optimizer_sharding == "zero3"
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule", "ends"),
+    [
+        ("ZB-H1", "zb-h1", [(0, 11), (84, 95)]),
+        ("DualPipe", "dualpipe", [(0, 11), (84, 95)]),
+        ("DualPipeV", "dualpipev", [(0, 5), (42, 47)]),
+        ("zbv", "zb-v", [(0, 5), (42, 47)]),
+    ],
+)
+def test_schedules_of_split_backwards_are_priced(
+    runs: dict[str, Run], words: str, schedule: str, ends: list[tuple[int, int]]
+) -> None:
+    """GPT-3 175B on 8 stages; a V puts the first and the last chunk on the first stage."""
+    run = Run({**runs["korthikanti-t5-175b-full"].cells, "pp_schedule": words, "vpp": ""}, "split")
+    outcome = outcomes_of([run], read_shapes(MEASURED / "models.json"))[0]
+    assert outcome.job is not None
+    layout = outcome.job.layout
+    assert layout.schedule == schedule
+    assert [layout.stages[stage].chunks[0].layers for stage in (0, 7)] == ends
+    assert layout.stages[0].chunks[-1].loss == schedule.endswith("v")
+    expected = detail(CostModel(outcome.job.problem, load_profile(outcome.job.problem.cluster.accelerator.name)), layout)
+    assert outcome.predicted_step_time_s == pytest.approx(expected.step_time_s, rel=1e-9)
+    assert outcome.fullest_gib == pytest.approx(max(sum(terms.values()) for terms in expected.stage_bytes) / 2**30, rel=1e-9)
+
+
 def test_selective_without_modules_is_core_attention_or_half_of_the_layers(runs: dict[str, Run]) -> None:
     megatron = job(runs["korthikanti-t5-22b-full"], recompute="selective").layout
     titan = job(runs["titan-t1-0"], recompute="selective").layout
@@ -173,7 +231,7 @@ def test_selective_without_modules_is_core_attention_or_half_of_the_layers(runs:
         ({"global_batch": "63", "micro_batch": "2"}, "micro-batches are not integral"),
         ({"model": "nobody-7b"}, "unknown model shape: nobody-7b"),
         ({"precision": "fp8"}, "a100-80gb-sxm has no fp8 rate"),
-        ({"pp_schedule": "dualpipe"}, "schedule that is not priced: dualpipe"),
+        ({"pp_schedule": "Hanayo"}, "schedule that is not priced: hanayo"),
         ({"notes": "LoRA finetuning"}, "LoRA"),
         ({"cp_type": "hybrid"}, "cp_type that is not priced"),
         ({"num_accelerators": "8192", "tp": "1", "pp": "8192", "vpp": "", "pp_schedule": "1f1b", "dp": "1"}, "more stages than"),
@@ -286,7 +344,7 @@ def test_shapes_cover_mla_moe_and_mtp() -> None:
 def test_rows_cost_what_evaluate_says(runs: dict[str, Run], found: Validation) -> None:
     for name in ("korthikanti-t5-175b-selective-core-attn", "simumax-b200-deepseekv2-tp1-ep8-pp1-dp8-l4-mbc4-cef"):
         one = job(runs[name])
-        expected = detail(CostModel(one.problem, load_profile(one.curves)), one.layout)
+        expected = detail(CostModel(one.problem, load_profile(one.accelerator)), one.layout)
         row = next(o for o in found.outcomes if o.run.id == name)
         peak = max(sum(terms.values()) for terms in expected.stage_bytes) / 2**30
         assert row.predicted_step_time_s == pytest.approx(expected.step_time_s, rel=1e-9)
@@ -304,11 +362,10 @@ def test_a_peak_is_predicted_as_its_source_measured_it(found: Validation) -> Non
     ):
         row = next(o for o in found.outcomes if o.run.id == name)
         assert row.job is not None
-        stages = detail(CostModel(row.job.problem, load_profile(row.job.curves)), row.job.layout).stage_bytes
+        stages = detail(CostModel(row.job.problem, load_profile(row.job.accelerator)), row.job.layout).stage_bytes
         allocated = [(sum(terms.values()) - terms["communicators"]) / gib for terms in stages]
         expected = allocated[0] if how == "first stage" else max(allocated)
-        if how in ("reserved", "device"):
-            expected *= 1.05
+        expected *= {"reserved": 1.05, "device": 1.16}.get(how, 1.0)
         if how == "device":
             expected += stages[0]["communicators"] / gib + 0.8
         assert row.predicted_peak_gib == pytest.approx(expected, rel=1e-9), name
@@ -344,7 +401,7 @@ def test_a_run_that_its_source_calls_a_regression_is_not_counted(runs: dict[str,
 @pytest.mark.parametrize(
     ("family", "split", "median", "worst_spearman"),
     # Aleph Alpha's eight rows are of its 13B model: two stages of it cost more, and its gradients less, than those of the 30B one.
-    [("korthikanti", "fit", 0.02, None), ("korthikanti", "test", 0.055, None), ("aleph-alpha", "test", 0.085, 0.4)],
+    [("korthikanti", "fit", 0.02, None), ("korthikanti", "test", 0.055, None), ("aleph-alpha", "test", 0.08, 0.4)],
 )
 def test_error_on_the_sample_has_not_grown(
     found: Validation, family: str, split: str, median: float, worst_spearman: float | None
