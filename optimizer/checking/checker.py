@@ -15,21 +15,20 @@ from ...search_spaces.choices import PRICED_CP_TYPES
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.errors import Infeasible
 from ...search_spaces.inputs import build_problem, load_cluster
-from ...search_spaces.layout import Layout, Problem, Split
+from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import model_constants
 from ...search_spaces.stack import Stack
-from ..exporters.splits import layer_counts
 from ..planner import assumptions, evaluate, plan, price_layout, switched
-from ..readers import Finding, Job, SplitWish, read_job
+from ..readers import Finding, Job, read_job
 from ..readers.options import may_shape_the_model
-from ..readers.restating import can_be_said, followers, recompute_written, stages_restated
-from ..readers.spelling import ends_spelled, overlap_spelled, spelled
-from ..readers.splits import cut, first_last_counts, uneven_remedy
+from ..readers.spelling import overlap_spelled
+from ..readers.splits import uneven_remedy
 from ..result import PricedLayout
 from ..waterfall import changed_columns, term_bars, waterfall
 from .advice import advice
-from .checked import AND, Change, Checked, Fit, Mended
+from .changes import changes, nearest_words, proposed, with_shares
+from .checked import Change, Checked, Fit, Mended
 from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_recipe
 from .legality import TRAINED, Broken, Known, broken_rules, known_of, nearest, not_judged
 from .mending import breaking_term, mends
@@ -38,8 +37,6 @@ from .tolerance import Tolerance, judge
 Progress = Callable[[str, float], None]
 MENDED_BY_COLUMNS = frozenset({"C007", "C008", "C029", "C060", "C061", "C063a", "C071", "C072", "C023", "C040"})
 """Rules that a reader finds broken and that other degrees, stages or batches can mend."""
-SHAPING = ("pp", "vpp", "stages")
-"""Decisions that change how stages are cut."""
 SAME = 1e-3
 """Share of the step below which another layout is not faster."""
 SIZES = {
@@ -93,6 +90,8 @@ def check(
     known = replace(known, rules=tuple(rule for rule in known.rules if not left_open or rule.id != "C060"))
     broken = [*_as_broken((*job.findings, *cut_wrong)), *_with_uneven(broken_rules(known), known)]
     near = _nearest(job, known, broken)
+    mtp = (spec.mtp.layers if spec.mtp else 0) if spec is not None else job.sizes.get("mtp_layers", 0)
+    made = [proposed(job, layout, change, known.dp_follows, known.values.get("layers"), mtp) for change in near]
     unpriced = [*_missing(job, spec, machine, software), *_unpriceable(job, layout, dp, broken)]
     said = list(job.assumptions)
     problem = priced = found = curves = None
@@ -111,7 +110,7 @@ def check(
         found = _best(problem, profile, time_limit_s, progress)
     start = priced
     if priced is None and problem is not None:
-        start = _nearest_priced(problem, layout, near, known, profile)
+        start = _nearest_priced(problem, near, made, profile)
     fine = not broken and fit is not None and fit.over_gib <= 0
     way = _way(job, problem, cost, start, layout, found, fine)
     tolerance = _tolerance(job, machine, priced, problem, checkpoint_save_time_s)
@@ -135,7 +134,7 @@ def check(
         ok=not broken and (fit is None or fit.over_gib <= 0),
         legal=legal,
         broken=tuple(broken),
-        nearest=tuple(_spelled_change(job, layout, change, known.values.get("layers")) for change in near),
+        nearest=tuple(nearest_words(job, layout, change, each) for change, each in zip(near, made, strict=True)),
         nearest_columns=tuple(near),
         advice=(
             *_other_model(job, spec, model),
@@ -236,8 +235,8 @@ def _problem(
     expert_imbalance: float | None,
     vocab_size: int | None,
 ) -> Problem:
-    """The problem that the job is a layout of. Stages that its own configuration lists can be said."""
-    free = not job.split.free and not job.split.even
+    """The problem that the job is a layout of. Stages that its own configuration lists can be said, in one form or another."""
+    free = not job.split.free and not job.split.even and not stack.cuts_freely(vpp=2)
     software = stack.model_copy(update={"split_forms": tuple(dict.fromkeys((*stack.split_forms, "layout")))}) if free else stack
     return build_problem(
         model,
@@ -269,7 +268,7 @@ def _fit(job: Job, cost: CostModel, priced: PricedLayout) -> Fit:
         term_gib=term_gib,
         mends=tuple(
             Mended(
-                changes=tuple((spelled(job.format, priced.layout, c), spelled(job.format, mend.layout, c)) for c in mend.columns),
+                changes=_words(changes(job, priced.layout, mend.layout, mend.columns)),
                 peak_gib=mend.peak_gib,
                 step_time_s=mend.step_time_s,
                 slower=mend.slower,
@@ -278,6 +277,10 @@ def _fit(job: Job, cost: CostModel, priced: PricedLayout) -> Fit:
             for mend in helps
         ),
     )
+
+
+def _words(found: Iterable[Change]) -> tuple[tuple[str, str], ...]:
+    return tuple((each.before, each.after) for each in found)
 
 
 def _best(problem: Problem, profile: str | None, time_limit_s: float | None, progress: Progress | None) -> Any:
@@ -289,33 +292,17 @@ def _best(problem: Problem, profile: str | None, time_limit_s: float | None, pro
 
 
 def _nearest_priced(
-    problem: Problem, layout: Layout, near: Sequence[Mapping[str, int]], known: Known, profile: str | None
+    problem: Problem, near: Sequence[Mapping[str, int]], made: Sequence[Layout], profile: str | None
 ) -> PricedLayout | None:
     """The nearest legal layout of a job that has no price itself, priced; None where it changes the problem or has no price."""
-    for change in near:
-        if change.keys() & {"global_batch", "seq_len"}:
+    for change, layout in zip(near, made, strict=True):
+        if change.keys() & TRAINED:
             continue
-        new = layout.model_copy(update={**change, "stages": ()})
-        each = new.tp * new.cp * new.pp
-        dp = problem.devices // each if known.dp_follows else new.dp
-        count = problem.workload.global_batch // (new.micro_batch * dp)
-        update = {"dp": dp, "edp": max(1, new.tp * new.cp * dp // (new.ep * new.etp)), "num_microbatches": max(1, count)}
-        new = new.model_copy(update={**update, "sequence_parallel": new.sequence_parallel and new.tp > 1})
-        new = _cut_as_proposed(problem, new)
         try:
-            return evaluate(problem, new, profile=profile, replayed=False)[0]
+            return evaluate(problem, layout, profile=profile, replayed=False)[0]
         except Infeasible:
             continue
     return None
-
-
-def _cut_as_proposed(problem: Problem, layout: Layout) -> Layout:
-    """The layout with even stages, or the first and the last of their own that are proposed where these do not come out."""
-    layers, mtp = problem.model.num_layers, problem.model.mtp.layers if problem.model.mtp else 0
-    ends = first_last_counts(layers, layout.pp) if layers % (layout.pp * layout.vpp) else None
-    wish = SplitWish(first=ends[0], last=ends[1]) if ends else SplitWish()
-    split = cut(wish, layers, mtp, layout.pp, layout.vpp)
-    return layout.model_copy(update={"stages": split.stages(layers, layout.recompute)}) if isinstance(split, Split) else layout
 
 
 def _way(
@@ -335,22 +322,19 @@ def _way(
     best = found.plan
     way: dict[str, Any] = {"best": best, "certificate": found.certificate, "best_status": found.certificate.status}
     if priced is None or cost is None:
-        columns = changed_columns(problem, layout, best.layout)
-        changes = [_change(job, layout, best.layout, column, columns) for column in columns]
-        return {**way, "changes": tuple(change for change in changes if change.before != change.after)}
+        return {**way, "changes": changes(job, layout, best.layout, changed_columns(problem, layout, best.layout))}
     faster = 1.0 - best.step_time_s / priced.step_time_s
     if faster < SAME and fine:
         return {**way, "faster": faster}
     hidden, shown = _overlapped(job, problem, cost, priced)
     walk = waterfall(cost, hidden, best)
     walk = walk.model_copy(update={"difference_s": best.step_time_s - priced.step_time_s, "terms": term_bars(priced, best)})
-    shares = {each.column: {"seconds": each.seconds, "peak_gib": each.peak_gib} for each in walk.decisions}
     # from the job itself, also where the walk starts from the nearest legal layout
-    columns = tuple(dict.fromkeys((*changed_columns(problem, layout, best.layout), *shares)))
-    own = [_change(job, layout, best.layout, column, columns).model_copy(update=shares.get(column, {})) for column in columns]
-    changes = [*shown, *(change for change in own if change.before != change.after)]
-    changes.sort(key=lambda change: (change.seconds is None, change.seconds or 0.0))
-    return {**way, "faster": faster, "waterfall": walk, "changes": tuple(changes)}
+    decided = (each.column for each in walk.decisions)
+    columns = tuple(dict.fromkeys((*changed_columns(problem, layout, best.layout), *decided)))
+    own = with_shares(changes(job, layout, best.layout, columns), walk.decisions)
+    found_changes = sorted([*shown, *own], key=lambda change: (change.seconds is None, change.seconds or 0.0))
+    return {**way, "faster": faster, "waterfall": walk, "changes": tuple(found_changes)}
 
 
 def _overlapped(job: Job, problem: Problem, cost: CostModel, priced: PricedLayout) -> tuple[PricedLayout, list[Change]]:
@@ -365,58 +349,14 @@ def _overlapped(job: Job, problem: Problem, cost: CostModel, priced: PricedLayou
     return hidden, [Change(column="overlap", before=before, after=after, seconds=seconds, peak_gib=gib)]
 
 
-def _change(job: Job, before: Layout, after: Layout, column: str, columns: Sequence[str]) -> Change:
-    """One column's change; with the first that shapes the pipeline goes how its stages are cut, where that has to be said."""
-    said = [spelled(job.format, layout, column) for layout in (before, after)]
-    shaping = next((name for name in columns if name in SHAPING), None)
-    if column == "recompute" and (written := recompute_written(job.written)):
-        said[0] = written
-    if can_be_said(job, after):
-        if column == "etp" and "etp" not in job.written:
-            said[0] = f"no {said[1].split(' ')[0]}"
-        pairs = [] if column in ("vpp", "stages") else [(said[0], said[1])]
-        pairs += [*followers(job, after, column, columns), *(stages_restated(job, after) if column == shaping else [])]
-        pairs = [pair for pair in pairs if pair[0] != pair[1]]
-        if not pairs:
-            chunks = ("stages", "as the job cuts them", "as said above") if column == "stages" else ("vpp", before.vpp, after.vpp)
-            pairs = [(f"{chunks[0]} {chunks[1]}", f"{chunks[0]} {chunks[2]}")]
-        return Change(column=column, before=AND.join(old for old, _ in pairs), after=AND.join(new for _, new in pairs))
-    if job.format == "deepspeed" and column in ("tp", "cp", "pp", "micro_batch"):
-        steps = [f'"gradient_accumulation_steps": {layout.num_microbatches}' for layout in (before, after)]
-        said = [f"{text}{AND}{more}" for text, more in zip(said, steps, strict=True)] if steps[0] != steps[1] else said
-    shaped = "pp" if before.pp != after.pp else "vpp"
-    if column == shaped and (_uneven(before) or _uneven(after)):
-        said = [f"{text}{AND}{spelled(job.format, layout, 'stages')}" for text, layout in zip(said, (before, after), strict=True)]
-    return Change(column=column, before=said[0], after=said[1])
-
-
-def _uneven(layout: Layout) -> bool:
-    return len(set(layer_counts(layout.stages, layout.schedule))) > 1 if layout.stages else False
-
-
-def _spelled_change(job: Job, layout: Layout, change: Mapping[str, int], layers: int | None) -> tuple[str, ...]:
-    """A change of columns in the format's words, with the uneven cut that it needs where the even one does not come out."""
-    own = {name: bool(v) if name == "sequence_parallel" else v for name, v in change.items() if name not in TRAINED}
-    changed = layout.model_copy(update={**own, "stages": ()})
-    words = {"global_batch": "global batch", "seq_len": "sequence length"}
-    said = [spelled(job.format, changed, name) if name in own else f"{words[name]} {value}" for name, value in change.items()]
-    if job.format == "deepspeed":
-        each = changed.tp * changed.cp * changed.pp
-        batch = change.get("global_batch", job.global_batch)
-        dp = job.devices // each if job.devices else None
-        if batch and dp and batch % (changed.micro_batch * dp) == 0:
-            said.append(f'"gradient_accumulation_steps": {batch // (changed.micro_batch * dp)}')
-    ends = first_last_counts(layers, changed.pp) if layers and layers % (changed.pp * changed.vpp) else None
-    return (*said, ends_spelled(job.format, *ends)) if ends else tuple(said)
-
-
 def _other_model(job: Job, model: ModelSpec | None, given: object) -> Iterator[str]:
     """Sizes of the configuration that the given model does not have."""
     if given is None or model is None:
         return
     theirs = model_constants(model)
     for name, value in job.sizes.items():
-        if name in SIZES and theirs[name] != value:
+        unused = name == "mlp_width" and not theirs[name]  # every layer is a mixture of experts
+        if name in SIZES and theirs[name] != value and not unused:
             yield f"{SIZES[name]} {value} in the configuration, {theirs[name]} in {model.name}: the latter is judged"
 
 

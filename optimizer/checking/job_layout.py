@@ -118,6 +118,8 @@ def laid_out(job: Job, model: ModelSpec | None, stack: Stack | None) -> tuple[La
     }
     layout = to_record(Layout, data, f"{job.format} layout")
     if split is not None and layers is not None:
+        if len(job.redone) == len(split.counts):
+            split = replace(split, redone=tuple(min(pair) for pair in zip(job.redone, split.counts, strict=True)))
         layout = layout.model_copy(update={"recompute": _plain_recompute(layout.recompute, split)})
         layout = layout.model_copy(update={"stages": split.stages(layers, layout.recompute)})
     return layout, dp, split, wrong

@@ -26,6 +26,7 @@ from ...search_spaces.quantities import (
     PER_MILLE,
     WORDS,
     cluster_constants,
+    fillable_chunks,
     model_constants,
     most_chunks,
     split_form,
@@ -41,13 +42,16 @@ from ..result import Result
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 VARIED = (*FRAME, "vpp", "micro_batch", "global_batch", "seq_len")
 """Columns of which legal values near the given ones are looked for, in the order in which they are told."""
+GRID = {"tp", "cp", "pp", "dp"}
+MOVING = {*VARIED, *DERIVED, "num_microbatches", "edp", "sequence_parallel", "placed_blocks", "split_form"}
+"""What changes with those."""
 KEPT_AT_ONE = ("cp", "ep", "etp", "vpp")
 """Columns that stay at 1 where they are: nearest means with what the job uses."""
 TRAINED = {"global_batch", "seq_len"}
 MOST_ROWS = 200_000
 DEEPEST = 4096
 """Stages of the deepest pipeline that is thought of."""
-WANTED = 3
+WANTED, MOST_CHANGED = 3, 4
 MOST_TOLD = 12
 """Legal values of one column that are listed."""
 MODEL_NAMES = frozenset(
@@ -56,7 +60,7 @@ MODEL_NAMES = frozenset(
 )
 STACK_NAMES = frozenset(
     {"kv_replication", "expert_tensor_parallel", "optimizer_can_offload", "recompute_block", "splits_free", "splits_first_last"}
-    | {"splits_list"}
+    | {"splits_list", "recompute_by_chunk"}
 )
 SPLITS = ("splits_free", "splits_first_last", "splits_list")
 NEEDS = {
@@ -141,8 +145,11 @@ def known_of(
     values = {**(model_constants(model) if model else dict(job.sizes)), **_machine(job, cluster)}
     if stack is not None:
         values |= stack_constants(stack)
-    if model is not None:
-        values["most_chunks"] = most_chunks(model, stack) if stack is not None else model.num_layers + int(model.mtp is not None)
+    if model is not None and stack is not None:
+        values["most_chunks"] = most_chunks(model, stack)
+    elif "layers" in values:
+        mtp = int(values.get("mtp_layers", 0) > 0)
+        values["most_chunks"] = fillable_chunks(values["layers"], stack) if stack is not None else values["layers"] + mtp
     sayable: dict[str, int] = {}
     if not job.split.free and job.split.even:
         sayable = {name: values[name] for name in SPLITS if name in values}
@@ -158,6 +165,7 @@ def known_of(
     values |= _columns(layout, dp, "micro_batch" in job.degrees, job.global_batch)
     if split is not None and "layers" in values:
         values |= {"placed_blocks": split.cuts[-1], "split_form": split_form(split, values["layers"])}
+        values |= {"depths_apart": int(bool(split.redone))}
     values |= {name: int(evaluate(e, values)) for name, e in DERIVED.items() if names_in(e) <= values.keys()}
     levels = cluster.levels if cluster is not None else ()
     units = {f"unit_{level.name}": f"the {{}} devices of one {level.name}" for level in levels}
@@ -277,22 +285,39 @@ def nearest(found: Known, broken: Sequence[Broken]) -> list[dict[str, int]]:
     """
     found = replace(found, values={**found.values, **found.sayable})
     ids = {each.rule for each in broken}
+    named = {name for rule in found.rules if rule.id in ids for name in rule.names & set(VARIED)}
     touched = {name for rule in found.rules if rule.id in ids for name in _varied(rule)}
-    free = [name for name in VARIED if name in touched and _may_vary(found, name)]
-    options: list[tuple[int, float, dict[str, int]]] = []
+    if touched & GRID:  # one degree takes another with it, and the batch
+        touched |= {*GRID, "ep", "micro_batch", "global_batch"}
+    options = _without_columns(found, ids)
+    for unused in (set[str](), named & set(KEPT_AT_ONE)):  # what the job does not use is taken up only where nothing else helps
+        columns = [name for name in VARIED if name in touched and (_may_vary(found, name) or name in unused & found.values.keys())]
+        free = {name: _able(found, name) for name in columns}
+        for size in range(1, MOST_CHANGED + 1):
+            if len(options) >= (WANTED if size < MOST_CHANGED else 1):
+                break
+            for names in combinations(free, size):
+                options += [(size, far, change) for far, change in _legal_changes(found, {name: free[name] for name in names})]
+        if options:
+            break
+    order = sorted(options, key=lambda o: (bool(TRAINED & o[2].keys()), o[0], o[1], sorted(o[2].items())))
+    return [change for _, _, change in order[:WANTED]]
+
+
+Option = tuple[int, float, dict[str, int]]
+"""How many columns a change has, how far they are moved, and the change."""
+
+
+def _without_columns(found: Known, ids: set[str]) -> list[Option]:
+    """What mends a job without another degree: an uneven cut, and sequence parallelism."""
+    options: list[Option] = []
     if ids == {"C060"} and _legal(found, {"pp": np.array([found.values["pp"]])}, found.rules)[0]:
         options.append((0, 0.0, {}))  # the same layout with stages cut unevenly
     if found.values.get("sequence_parallel") == 0 and found.values["tp"] > 1:
         on = {"sequence_parallel": 1}
         if _legal(found, {name: np.array([value]) for name, value in on.items()}, found.rules)[0] and ids <= set(found.ids):
             options.append((0, 0.0, on))
-    for size in (1, 2, 3):
-        for names in combinations(free, size):
-            options += [(size, far, change) for far, change in _legal_changes(found, names)]
-        if len(options) >= WANTED:
-            break
-    order = sorted(options, key=lambda o: (bool(TRAINED & o[2].keys()), o[0], o[1], sorted(o[2].items())))
-    return [change for _, _, change in order[:WANTED]]
+    return options
 
 
 def _may_vary(found: Known, name: str) -> bool:
@@ -312,9 +337,23 @@ def _varied(rule: Rule) -> set[str]:
     return names
 
 
-def _legal_changes(found: Known, names: Sequence[str]) -> list[tuple[float, dict[str, int]]]:
-    """(distance, change) of the best few legal rows in which exactly these columns differ."""
-    lists = [[v for v in _candidates(found, name) if v != found.values[name]] for name in names]
+def _able(found: Known, name: str) -> list[int]:
+    """Other values of a column that divide the devices, where it is a degree of the grid, and break no rule by themselves."""
+    devices = found.values.get("devices")
+    others = [v for v in _candidates(found, name) if v != found.values[name]]
+    if name in FRAME and devices is not None:
+        others = [v for v in others if devices % v == 0]
+    alone = [rule for rule in found.rules if rule.names & MOVING == {name}]
+    mask = np.ones(len(others), dtype=bool)
+    for rule in alone if others else ():
+        if rule.names <= found.values.keys():
+            mask &= rule.condition.mask({**found.values, name: np.array(others, dtype=np.int64)})
+    return [v for v, fine in zip(others, mask, strict=True) if fine]
+
+
+def _legal_changes(found: Known, free: Mapping[str, Sequence[int]]) -> list[tuple[float, dict[str, int]]]:
+    """(distance, change) of the best few legal rows in which exactly these columns differ, each to one of its values."""
+    names, lists = list(free), list(free.values())
     if not all(lists) or math.prod(map(len, lists)) > MOST_ROWS:
         return []
     columns = _grid(names, lists)
@@ -403,6 +442,7 @@ def _multiples(found: Known, name: str) -> list[int]:
     if name == "global_batch":
         step = v.get("dp", 1) * v.get("micro_batch", 1) * (v["pp"] if v["vpp"] > 1 else 1)
         least = step * (v["pp"] if v["vpp"] == 1 else 1)
-        return sorted({each for each in (v[name] // step * step, -(-v[name] // step) * step, least, 2 * least) if each > 0})
+        steps = {step, *(dp * v.get("micro_batch", 1) for dp in divisors(v.get("devices", 1)))}
+        return sorted({-(-v[name] // each) * each for each in steps} | {v[name] // step * step, least, 2 * least} - {0})
     step = v["cp"] * math.lcm(2 if v["cp"] > 1 else 1, v["tp"])
     return sorted({each for each in (v[name] // step * step, -(-v[name] // step) * step) if each > 0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...cost_models.memory import GIB
 from ...cost_models.step import CostModel
@@ -108,6 +109,7 @@ def _staged(model: CostModel, before: Layout, layout: Layout) -> Layout:
     """The layout with the stages that it had, or the planner's where their number changes."""
     if (layout.pp, layout.vpp) == (before.pp, before.vpp) and before.stages:
         split = Split.from_stages(before.stages)
+        split = split if layout.recompute == before.recompute else replace(split, redone=())
         return layout.model_copy(update={"stages": split.stages(model.problem.model.num_layers, layout.recompute)})
     return with_default_stages(model, layout.model_copy(update={"stages": ()}))
 

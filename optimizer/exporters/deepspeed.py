@@ -15,7 +15,7 @@ from .documents import nested
 from .folder import folder
 from .knobs import Settings
 from .launch import Script, Variable, launch_script
-from .request import PIPELINES_OUTERMOST, Request, request
+from .request import PIPELINES_OUTERMOST, Laid, Request, request
 
 FRAMEWORK = "deepspeed"
 FILE = "deepspeed.json"
@@ -34,6 +34,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     script = Script(
         command=('"${TRAIN_SCRIPT}"', f'--deepspeed --deepspeed_config "${{HERE}}/{FILE}"'),
         variables=[Variable("TRAIN_SCRIPT", "Python file that builds the model and calls deepspeed.initialize")],
+        environment={"SEQ_LEN": str(asked.problem.workload.seq_len)},
         notes=[*_duties(asked), *_notes(asked)],
     )
     steps = (
@@ -43,8 +44,13 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
         f"Run `NODE_RANK=N MASTER_ADDR=… bash {SCRIPT}` on every server, N as in hosts.csv.",
     )
     written = json.dumps(nested(_settings(asked)), indent=2) + "\n"
-    shape = json.dumps({"seq_len": asked.problem.workload.seq_len, **asked.spec.model_dump(mode="json")}, indent=2) + "\n"
-    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: written, SHAPE: shape}, steps, list(_notes(asked)))
+    return folder(asked, {SCRIPT: launch_script(asked, script), FILE: written, SHAPE: _shape(asked)}, steps, list(_notes(asked)))
+
+
+def _shape(asked: Request) -> str:
+    """The model as paraplan reads it, with the vocabulary that is trained."""
+    trained = asked.spec.model_copy(update={"vocab_size": asked.problem.workload.vocab_size or asked.spec.vocab_size})
+    return json.dumps(trained.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
 
 
 def _problems(asked: Request) -> Iterator[str]:
@@ -85,6 +91,7 @@ def _whole(asked: Request) -> bool:
 def _duties(asked: Request) -> Iterator[str]:
     """What no key of the file sets."""
     layout, recompute = asked.layout, asked.recompute
+    yield f"sequences have {asked.problem.workload.seq_len:,} tokens, which SEQ_LEN says"
     if layout.pp > 1:
         yield f"the model is a PipelineModule with num_stages={layout.pp} and partition_method='uniform' over its layers"
     if layout.cp > 1:
@@ -108,19 +115,25 @@ def _notes(asked: Request) -> Iterator[str]:
 
 
 def _settings(asked: Request) -> Settings:
-    layout, speaks = asked.layout, asked.speaks
-    share = asked.offload[0]
+    speaks, sharded = asked.speaks, asked.layout.optimizer_sharding != "none"
     return [
         speaks.set("global_batch", asked.problem.workload.global_batch),
-        speaks.set("micro_batch", layout.micro_batch),
-        speaks.set("accumulation", layout.num_microbatches),
+        *layout_settings(asked),
         speaks.set(asked.precision, True),
         speaks.set("gradient_type", _gradient_type(asked)),
+        *speaks.sets(overlap_gradients=sharded and asked.overlaps("dp_gradients"), pinned=asked.offload[0] > 0),
+    ]
+
+
+def layout_settings(asked: Laid) -> Settings:
+    """Every key that a layout decides; what it does not use is left out."""
+    layout, speaks, share = asked.layout, asked.speaks, asked.offload[0]
+    return [
+        speaks.set("micro_batch", layout.micro_batch),
+        speaks.set("accumulation", layout.num_microbatches),
         speaks.set("zero_stage", layout.optimizer_sharding),
         *speaks.sets(
-            overlap_gradients=layout.optimizer_sharding != "none" and asked.overlaps("dp_gradients"),
             optimizer_offload=share > 0,
-            pinned=share > 0,
             optimizer_offload_fraction=share if 0 < share < 1 else None,
             tp=layout.tp if layout.tp > 1 else None,
             cp=layout.cp if layout.cp > 1 else None,
@@ -129,6 +142,6 @@ def _settings(asked: Request) -> Settings:
             etp=layout.etp if layout.ep > 1 else None,
             pp=layout.pp if layout.pp > 1 else None,
             partition="uniform" if layout.pp > 1 else None,
-            recompute=asked.spec.num_layers if asked.recompute and asked.recompute.mode != NONE else None,
+            recompute=asked.layers if asked.recompute and asked.recompute.mode != NONE else None,
         ),
     ]

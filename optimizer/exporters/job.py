@@ -6,6 +6,7 @@ from typing import Any
 
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import catalog_names, load_model
+from ...search_spaces.layout import Layout
 from ...search_spaces.model import ModelSpec
 from ..result import Plan
 from .knobs import Dialect
@@ -50,26 +51,10 @@ def _task(asked: Request) -> dict[str, Any]:
             "accelerator": cluster.accelerator.name,
         },
         "strategy": {
-            "tensor_parallel": layout.tp,
-            "pipeline_parallel": layout.pp,
-            "virtual_pipeline_parallel": layout.vpp,
-            "data_parallel": layout.dp,
-            "context_parallel": layout.cp,
-            "expert_parallel": layout.ep,
-            "expert_tensor_parallel": layout.etp,
-            "sequence_parallel": layout.sequence_parallel,
-            "micro_batch_size": layout.micro_batch,
-            "num_microbatches": layout.num_microbatches,
+            **dict(strategy(layout).values()),
             "global_batch_size": workload.global_batch,
             "seq_len": workload.seq_len,
             "precision": workload.precision,
-            "schedule": layout.schedule,
-            "cp_type": layout.cp_type,
-            "optimizer_sharding": layout.optimizer_sharding,
-            "recompute": layout.recompute,
-            "offload": layout.offload,
-            "rank_order": layout.rank_order,
-            **_cut(asked),
         },
         "fault_tolerance": {
             "checkpoint_interval": f"{SAVE_INTERVAL} steps",
@@ -85,10 +70,32 @@ def _model(spec: ModelSpec) -> str | dict[str, Any]:
     return spec.name if known == spec else spec.model_dump(mode="json", exclude_none=True)
 
 
-def _cut(asked: Request) -> dict[str, list[int]]:
-    """Layers of every chunk in the order of the virtual pipeline, none where the plan leaves its stages open; MTP layers likewise
-    where they are not with the loss."""
-    layout, each = asked.layout, "chunk" if asked.layout.vpp > 1 else "stage"
+def strategy(layout: Layout) -> dict[str, tuple[str, Any]]:
+    """Knob → key and value of all that a layout sets.
+
+    Stages are layers of every chunk in the order of the virtual pipeline, none where they are left open; MTP layers likewise where
+    they are not with the loss.
+    """
+    each = "chunk" if layout.vpp > 1 else "stage"
     chunks = virtual_chunks(layout.stages, layout.schedule) if layout.stages else ()
-    found = {f"layers_per_{each}": [layer_count(chunk) for chunk in chunks]}
-    return found if asked.mtp_with_loss else {**found, f"mtp_layers_per_{each}": [chunk.mtp for chunk in chunks]}
+    apart = any(chunk.mtp and not chunk.loss for chunk in chunks)
+    return {
+        "tp": ("tensor_parallel", layout.tp),
+        "pp": ("pipeline_parallel", layout.pp),
+        "vpp": ("virtual_pipeline_parallel", layout.vpp),
+        "dp": ("data_parallel", layout.dp),
+        "cp": ("context_parallel", layout.cp),
+        "ep": ("expert_parallel", layout.ep),
+        "etp": ("expert_tensor_parallel", layout.etp),
+        "sequence_parallel": ("sequence_parallel", layout.sequence_parallel),
+        "micro_batch": ("micro_batch_size", layout.micro_batch),
+        "num_microbatches": ("num_microbatches", layout.num_microbatches),
+        "schedule": ("schedule", layout.schedule),
+        "cp_type": ("cp_type", layout.cp_type),
+        "optimizer_sharding": ("optimizer_sharding", layout.optimizer_sharding),
+        "recompute": ("recompute", layout.recompute),
+        "offload": ("offload", layout.offload),
+        "rank_order": ("rank_order", layout.rank_order),
+        **({"stages": (f"layers_per_{each}", [layer_count(chunk) for chunk in chunks])} if chunks else {}),
+        **({"mtp_stages": (f"mtp_layers_per_{each}", [chunk.mtp for chunk in chunks])} if apart else {}),
+    }

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...search_spaces.layout import ALL_LAYERS, FULL_UNIFORM, NONE, SELECTIVE
+from ...search_spaces.layout import FULL_UNIFORM, SELECTIVE
 from ...search_spaces.model import Attention, DenseMlp, LatentAttention, LayerKind, ModelSpec, MoeMlp
 from ..result import Plan
 from .documents import nested
 from .folder import folder
 from .knobs import Settings
 from .launch import SAVE_INTERVAL, TOTAL, Script, Variable, commented, launch_script, origin
-from .request import PIPELINES_OUTERMOST, Request, mtp_layers, request
+from .request import PIPELINES_OUTERMOST, Laid, Request, mtp_layers, request
 
 FRAMEWORK = "mindformers"
 FILE = "mindformers.yaml"
@@ -96,16 +96,22 @@ BASE: dict[str, Any] = {
 """What every plan has, as in the files that the project ships."""
 
 
+class MindFormersRequest(Request):
+    """A plan for a framework that takes a list of how many layers each chunk redoes."""
+
+    redoes_by_chunk = True
+
+
 def document(plan: Plan, version: str | None = None) -> dict[str, Any]:
     """The YAML file's contents, with None where the script fills in a variable; Infeasible says what cannot be expressed."""
-    return _document(request(Request, plan, FRAMEWORK, version, _problems))
+    return _document(request(MindFormersRequest, plan, FRAMEWORK, version, _problems))
 
 
 def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     """mindformers.sh and mindformers.yaml; Infeasible as for `document`."""
     import yaml
 
-    asked = request(Request, plan, FRAMEWORK, version, _problems)
+    asked = request(MindFormersRequest, plan, FRAMEWORK, version, _problems)
     left = {**VARIABLES, **(MOE_VARIABLES if asked.spec.is_moe else {})}
     batch = asked.problem.workload.global_batch
     lines = [f"put({path!r}, {v.kind.__name__}(os.environ[{v.name!r}]))" for path, v in left.items() if v.name != "DATA_PATH"]
@@ -252,6 +258,12 @@ def _document(asked: Request) -> dict[str, Any]:
 
 
 def _settings(asked: Request) -> Settings:
+    length = asked.problem.workload.seq_len
+    return [*layout_settings(asked), asked.speaks.set("seq_len", length), asked.speaks.set("data_seq_len", length)]
+
+
+def layout_settings(asked: Laid) -> Settings:
+    """Every key that a layout decides."""
     layout, speaks = asked.layout, asked.speaks
     pipelined, ring = layout.pp > 1, layout.cp > 1
     return [
@@ -271,35 +283,32 @@ def _settings(asked: Request) -> Settings:
         speaks.set("offset", _offset(asked)),
         speaks.set("recompute", _recompute(asked)),
         speaks.set("optimizer_offload", asked.offload[0] > 0),
-        speaks.set("seq_len", asked.problem.workload.seq_len),
-        speaks.set("data_seq_len", asked.problem.workload.seq_len),
     ]
 
 
-def _rounds(asked: Request, values: list[int]) -> list[list[int]]:
+def _rounds(asked: Laid, values: list[int]) -> list[list[int]]:
     """Values of chunks in the order that a token passes them, as rows by chunk of columns by stage."""
     pp = asked.layout.pp
     rows = [values[at : at + pp] for at in range(0, len(values), pp)]
     return [row[::-1] if asked.layout.schedule == "zb-v" and number % 2 else row for number, row in enumerate(rows)]
 
 
-def _offset(asked: Request) -> int | list[int] | list[list[int]]:
+def _offset(asked: Laid) -> int | list[int] | list[list[int]]:
     """Layers of every chunk over the even share, rounded down: one for each stage, in rows by chunk where there are several."""
-    each = asked.spec.num_layers // len(asked.counts)
+    each = asked.layers // len(asked.counts)
     rows = _rounds(asked, [count - each for count in asked.counts])
     if not any(any(row) for row in rows):
         return 0
     return rows if asked.layout.vpp > 1 else rows[0]
 
 
-def _recompute(asked: Request) -> bool | list[int] | list[list[int]]:
+def _recompute(asked: Laid) -> bool | list[int] | list[list[int]]:
     """Whether all layers, or how many of every chunk."""
-    recompute = asked.recompute
-    if recompute is None or recompute.mode == NONE:
+    if not any(asked.depths):
         return False
-    if recompute.layers >= min(ALL_LAYERS, max(asked.counts)) and asked.layout.schedule != "zb-v":
+    if asked.depths == asked.counts and asked.layout.schedule != "zb-v":
         return True
-    rows = _rounds(asked, [min(recompute.layers, count) for count in asked.counts])
+    rows = _rounds(asked, list(asked.depths))
     return rows if asked.layout.vpp > 1 else rows[0]
 
 

@@ -286,7 +286,8 @@ def _notes(asked: MegatronRequest) -> Iterator[str]:
     if isinstance(asked.architecture.attention, LatentAttention):
         yield (
             "no factors of rope scaling are set: where the model's config.json has rope_scaling, give --rope-scaling-type yarn, "
-            "--rope-scaling-factor, -mscale, -mscale-all-dim, -beta-fast, -beta-slow and -original-max-position-embeddings"
+            "--rope-scaling-factor, --rope-scaling-mscale, --rope-scaling-mscale-all-dim, --beta-fast, --beta-slow and "
+            "--rope-scaling-original-max-position-embeddings"
         )
     if moe and moe.score_function == "softmax":
         yield "give --norm-topk-prob if the model normalises the weights of the chosen experts"

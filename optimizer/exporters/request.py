@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from ...search_spaces.errors import Infeasible
 from ...search_spaces.layout import (
@@ -29,8 +30,77 @@ from .splits import layer_count, layer_counts, virtual_chunks
 PIPELINES_OUTERMOST, PIPELINES_INSIDE = FLAG_RANK_ORDERS
 
 
+class Laid(ABC):
+    """A layout of so many decoder layers on its way to one framework at a version, with no plan around it."""
+
+    redoes_by_chunk: ClassVar[bool] = False  # whether it is told how many layers each chunk redoes
+
+    speaks: Dialect
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """The layout that is to be said."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> int:
+        """Decoder layers of the model."""
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return self.layout.micro_batch * self.layout.num_microbatches * self.layout.dp
+
+    @property
+    def offload(self) -> tuple[float, float]:
+        """Shares of the optimizer's states and of the activations that go to the host."""
+        return parse_offload(self.layout.offload)
+
+    @property
+    def shard(self) -> int:
+        """Size of an HSDP group, 0 without HSDP."""
+        return parse_sharding(self.layout.optimizer_sharding)[1]
+
+    @cached_property
+    def recompute(self) -> Recompute | None:
+        """The single setting that gives every chunk the recompute it was planned with, or None.
+
+        Chunks may differ in depth as far as one K allows: min(K, layers) is a chunk's depth.
+        """
+        chunks = [chunk for stage in self.layout.stages for chunk in stage.chunks if chunk.layers]
+        if not chunks:
+            return Recompute.parse(self.layout.recompute)
+        planned = {chunk.recompute: Recompute.parse(chunk.recompute) for chunk in chunks}
+        if len(planned) == 1:
+            return next(iter(planned.values()))
+        if any(recompute.mode not in (NONE, FULL_BLOCK) for recompute in planned.values()):
+            return None
+        depths = [min(planned[chunk.recompute].layers, layer_count(chunk)) for chunk in chunks]
+        deepest = max(depths)
+        same = all(depth == min(deepest, layer_count(chunk)) for depth, chunk in zip(depths, chunks, strict=True))
+        return Recompute(FULL_BLOCK, 0, deepest) if same else None
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Decoder layers of each chunk that are redone as a whole, in the order that a token passes the chunks."""
+        if not self.layout.stages:
+            depth = Recompute.parse(self.layout.recompute).layers
+            return tuple(min(depth, count) for count in self.counts)
+        chunks = virtual_chunks(self.layout.stages, self.layout.schedule)
+        return tuple(min(Recompute.parse(chunk.recompute).layers, layer_count(chunk)) for chunk in chunks)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Decoder layers of each chunk in the order that a token passes them; equal ones where the layout lists no stages."""
+        if self.layout.stages:
+            return layer_counts(self.layout.stages, self.layout.schedule)
+        chunks = self.layout.pp * self.layout.vpp
+        return (self.layers // chunks,) * chunks
+
+
 @dataclass(frozen=True)
-class Request:
+class Request(Laid):
     """A plan, and the framework at its version that it is to be said to."""
 
     plan: Plan
@@ -43,6 +113,10 @@ class Request:
     @property
     def layout(self) -> Layout:
         return self.plan.plan.layout
+
+    @property
+    def layers(self) -> int:
+        return self.spec.num_layers
 
     @property
     def spec(self) -> ModelSpec:
@@ -68,16 +142,6 @@ class Request:
         return accelerator.vendor == "nvidia" and "fp4" in accelerator.peak_flops
 
     @property
-    def offload(self) -> tuple[float, float]:
-        """Shares of the optimizer's states and of the activations that go to the host."""
-        return parse_offload(self.layout.offload)
-
-    @property
-    def shard(self) -> int:
-        """Size of an HSDP group, 0 without HSDP."""
-        return parse_sharding(self.layout.optimizer_sharding)[1]
-
-    @property
     def pipelines_inside_replicas(self) -> bool:
         """Whether pipelines vary faster than data-parallel replicas among the ranks."""
         return self.layout.rank_order == PIPELINES_INSIDE
@@ -86,33 +150,6 @@ class Request:
         """Whether the plan counts on hiding this traffic: the layout's own figure, or else the stack's."""
         share = self.layout.overlap.get(kind, getattr(self.stack.overlap, kind))
         return bool(share > 0)
-
-    @cached_property
-    def recompute(self) -> Recompute | None:
-        """The single setting that gives every chunk the recompute it was planned with, or None.
-
-        Chunks may differ in depth as far as one K allows: min(K, layers) is a chunk's depth.
-        """
-        chunks = [chunk for stage in self.layout.stages for chunk in stage.chunks if chunk.layers]
-        if not chunks:
-            return Recompute.parse(self.layout.recompute)
-        planned = {chunk.recompute: Recompute.parse(chunk.recompute) for chunk in chunks}
-        if len(planned) == 1:
-            return next(iter(planned.values()))
-        if any(recompute.mode not in (NONE, FULL_BLOCK) for recompute in planned.values()):
-            return None
-        depths = [min(planned[chunk.recompute].layers, layer_count(chunk)) for chunk in chunks]
-        deepest = max(depths)
-        same = all(depth == min(deepest, layer_count(chunk)) for depth, chunk in zip(depths, chunks, strict=True))
-        return Recompute(FULL_BLOCK, 0, deepest) if same else None
-
-    @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Decoder layers of each chunk in the order that a token passes them; equal ones where the layout lists no stages."""
-        if self.layout.stages:
-            return layer_counts(self.layout.stages, self.layout.schedule)
-        chunks = self.layout.pp * self.layout.vpp
-        return (self.spec.num_layers // chunks,) * chunks
 
     @property
     def mtp_with_loss(self) -> bool:
@@ -126,6 +163,23 @@ class Request:
     def is_even(self) -> bool:
         """Whether every chunk holds as many decoder layers, and MTP layers sit with the loss, as frameworks do by themselves."""
         return not self.layout.stages or (len(set(self.counts)) == 1 and self.mtp_with_loss)
+
+
+@dataclass(frozen=True)
+class Alone(Laid):
+    """A layout that no plan holds, of a model of so many decoder layers."""
+
+    given: Layout
+    depth: int
+    speaks: Dialect
+
+    @property
+    def layout(self) -> Layout:
+        return self.given
+
+    @property
+    def layers(self) -> int:
+        return self.depth
 
 
 Kind = TypeVar("Kind", bound=Request)
@@ -175,7 +229,7 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"ep {layout.ep} and etp {layout.etp} on a model without experts"
     if layout.pp > 1 and not layout.stages and spec.num_layers % (layout.pp * layout.vpp):
         yield f"{spec.num_layers} layers over pp·vpp = {layout.pp * layout.vpp} chunks, and the layout lists no stages"
-    if asked.recompute is None:
+    if asked.recompute is None and not asked.redoes_by_chunk:
         yield "recompute differs between stages in a way that one depth for all chunks does not give"
     if layout.stages:
         yield from _stage_problems(spec, layout, layout.stages)

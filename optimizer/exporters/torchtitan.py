@@ -16,7 +16,7 @@ from .folder import folder
 from .knobs import Settings
 from .launch import SAVE_INTERVAL, Script, Variable, commented, launch_script, origin
 from .python_file import literal, read, sections
-from .request import PIPELINES_OUTERMOST, Request, mtp_layers, request
+from .request import PIPELINES_OUTERMOST, Laid, Request, mtp_layers, request
 from .spelling import Code
 from .splits import virtual_chunks
 
@@ -170,7 +170,7 @@ def _whole(asked: Request) -> bool:
     return recompute is not None and (recompute.layers >= ALL_LAYERS or recompute.layers >= max(asked.counts))
 
 
-def _shards(asked: Request) -> int:
+def _shards(asked: Laid) -> int:
     """Ranks of dp that shard one copy of the weights; those of cp shard them too."""
     return asked.shard // asked.layout.cp if asked.shard else asked.layout.dp
 
@@ -179,22 +179,12 @@ def _shards(asked: Request) -> int:
 
 
 def _settings(asked: Request) -> Settings:
-    layout, speaks = asked.layout, asked.speaks
-    resharded = "never" if layout.optimizer_sharding == "zero2" else "always" if layout.pp == 1 else "default"
-    recompute = asked.recompute
+    layout, speaks, length = asked.layout, asked.speaks, asked.problem.workload.seq_len
     return [
-        *(speaks.set(name, getattr(layout, name)) for name in ("tp", "cp", "pp")),
-        *speaks.sets(ep=layout.ep if asked.spec.is_moe else None),
-        speaks.set("replicas", layout.dp // _shards(asked)),
-        speaks.set("shards", _shards(asked)),
-        speaks.set("reshard", resharded),
-        speaks.set("sequence_parallel", layout.sequence_parallel or layout.tp == 1),
-        *speaks.sets(cp_type=layout.cp_type if layout.cp > 1 else None),
-        *(_pipeline(asked) if layout.pp > 1 else []),
-        *_batch(asked),
-        speaks.set("optimizer_offload", asked.offload[0] > 0),
+        *layout_settings(asked),
+        *(_tokens(asked) if speaks.has("micro_batch_tokens") else [speaks.set("global_batch", asked.global_batch)]),
+        speaks.set("seq_len", length),
         speaks.set("no_cuda_graphs", not asked.stack.cuda_graphs),
-        speaks.set("recompute", "none" if recompute is None or recompute.mode == NONE else "full"),
         speaks.set("checkpoints", True),
         speaks.set("compile", True),
         speaks.set("compiled", "model", "loss"),
@@ -202,36 +192,62 @@ def _settings(asked: Request) -> Settings:
     ]
 
 
-def _pipeline(asked: Request) -> Settings:
+def layout_settings(asked: Laid) -> Settings:
+    """Every field that a layout decides, batches in sequences as 0.3 has them."""
+    layout, speaks, recompute = asked.layout, asked.speaks, asked.recompute
+    resharded = "never" if layout.optimizer_sharding == "zero2" else "always" if layout.pp == 1 else "default"
+    pipelined = layout.pp > 1
+    # without a pipeline, micro-batches are the steps of gradient accumulation
+    local = layout.micro_batch * (layout.num_microbatches if pipelined else 1)
+    return [
+        *(speaks.set(name, getattr(layout, name)) for name in ("tp", "cp", "pp", "ep")),
+        speaks.set("replicas", layout.dp // _shards(asked)),
+        speaks.set("shards", _shards(asked)),
+        speaks.set("reshard", resharded),
+        speaks.set("sequence_parallel", layout.sequence_parallel or layout.tp == 1),
+        *speaks.sets(cp_type=layout.cp_type if layout.cp > 1 else None),
+        *(_pipeline(asked) if pipelined else []),
+        *speaks.sets(
+            micro_batch=layout.micro_batch if pipelined and speaks.has("micro_batch") else None,
+            local_batch=local if speaks.has("local_batch") else None,
+        ),
+        speaks.set("optimizer_offload", asked.offload[0] > 0),
+        speaks.set("recompute", "none" if recompute is None or recompute.mode == NONE else "full"),
+    ]
+
+
+def _pipeline(asked: Laid) -> Settings:
     """Schedule, and the modules of every chunk by name, in the order that a token passes them."""
-    layout, speaks = asked.layout, asked.speaks
+    speaks = asked.speaks
+    parts = (
+        Code(f"[{', '.join([*map(repr, front), f'*layers({first}, {end})', *map(repr, back)])}]")
+        for front, first, end, back in _parts(asked)
+    )
+    return [speaks.set("schedule", asked.layout.schedule), speaks.set("stages", *parts)]
+
+
+def modules(asked: Laid) -> list[list[str]]:
+    """The modules of every chunk, each by its name."""
+    return [[*front, *(f"layers.{layer}" for layer in range(first, end)), *back] for front, first, end, back in _parts(asked)]
+
+
+def _parts(asked: Laid) -> Iterator[tuple[list[str], int, int, list[str]]]:
+    """Of every chunk, what is before its layers, the first of these, the one behind the last, and what follows them."""
+    layout, first = asked.layout, 0
     chunks = virtual_chunks(layout.stages, layout.schedule) if layout.stages else ()
-    parts, first = [], 0
     for index, count in enumerate(asked.counts):
         last = index == len(asked.counts) - 1 if not chunks else chunks[index].loss
-        ends = (["'tok_embeddings'"] if index == 0 else []), (["'norm'", "'lm_head'"] if last else [])
-        parts.append(Code(f"[{', '.join([*ends[0], f'*layers({first}, {first + count})', *ends[1]])}]"))
+        yield ["tok_embeddings"] if index == 0 else [], first, first + count, ["norm", "lm_head"] if last else []
         first += count
-    return [speaks.set("schedule", layout.schedule), speaks.set("stages", *parts)]
 
 
-def _batch(asked: Request) -> Settings:
-    """Sequences in 0.3, tokens after it. Without a pipeline, micro-batches are the steps of gradient accumulation."""
+def _tokens(asked: Request) -> Settings:
+    """The batch after 0.3, which counts tokens."""
     layout, speaks, workload = asked.layout, asked.speaks, asked.problem.workload
-    pipelined = layout.pp > 1
-    length = [speaks.set("seq_len", workload.seq_len)]
-    if speaks.has("micro_batch_tokens"):
-        return [
-            speaks.set("micro_batch_tokens", layout.micro_batch * workload.seq_len),
-            speaks.set("step_tokens", workload.global_batch * workload.seq_len),
-            speaks.set("pipeline_micro_batches", layout.num_microbatches if pipelined else 1),
-            *length,
-        ]
     return [
-        *speaks.sets(micro_batch=layout.micro_batch if pipelined else None),
-        speaks.set("local_batch", layout.micro_batch * (layout.num_microbatches if pipelined else 1)),
-        speaks.set("global_batch", workload.global_batch),
-        *length,
+        speaks.set("micro_batch_tokens", layout.micro_batch * workload.seq_len),
+        speaks.set("step_tokens", workload.global_batch * workload.seq_len),
+        speaks.set("pipeline_micro_batches", layout.num_microbatches if layout.pp > 1 else 1),
     ]
 
 

@@ -76,6 +76,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         devices=devices,
         global_batch=total,
         precision="fp16" if doc.flag("fp16.enabled") else "bf16",
+        written=doc.written,
         findings=tuple(findings),
         assumptions=(
             *said,

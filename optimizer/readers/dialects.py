@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
-from ..exporters.knobs import FRAMEWORKS, dialect
+from ...search_spaces.layout import Layout
+from ..exporters import deepspeed, mindformers, torchtitan
+from ..exporters.knobs import FRAMEWORKS, Settings, dialect
 from ..exporters.launch import TOTAL
+from ..exporters.request import Alone, Laid
 
 PROCESSES = TOTAL
 """Variable of an exported script that holds the processes of all servers together."""
@@ -51,3 +55,20 @@ def switches_of(framework: str) -> Mapping[tuple[str, str], str]:
         for flag in flags
         if flag.on is not True
     }
+
+
+SETTINGS: dict[str, Callable[[Laid], Settings]] = {
+    module.FRAMEWORK: module.layout_settings for module in (mindformers, torchtitan, deepspeed)
+}
+"""Framework whose configuration is a table of keys → what a layout sets in it."""
+
+
+def asked_alone(framework: str, layout: Layout, layers: int) -> Alone:
+    """A layout of so many decoder layers for a framework at its usual version."""
+    return Alone(layout, layers, dialect(framework, None))
+
+
+def layout_keys(asked: Alone) -> dict[str, tuple[str, Any]]:
+    """Knob → key and value of all that a layout sets. Infeasible where the framework cannot say it."""
+    framework = asked.speaks.framework
+    return {knobs_of(framework)[setting.name][0]: (setting.name, setting.value) for setting in SETTINGS[framework](asked)}

@@ -82,10 +82,13 @@ class Job:
     recipe: str | None = None  # what it stands on, which may cut stages in a way that is not known here
     sizes: Mapping[str, int] = field(default_factory=dict)
     split: SplitWish = SplitWish()
+    redone: tuple[int, ...] = ()  # layers that each chunk redoes as a whole, where chunks differ in that
     stack: str | None = None
     stack_changes: Mapping[str, Any] = field(default_factory=dict)
     supernode_size: int | None = None
-    written: Mapping[str, str] = field(default_factory=dict)  # what it sets as it says it, by knob; of the Megatron family
+    # what it sets as it says it: of the Megatron family by knob, of a table of keys by key
+    written: Mapping[str, str] = field(default_factory=dict)
+    notation: str = ""  # how it writes keys, where a format has several ways
     problem: Problem | None = None  # where the configuration is a plan of paraplan's own
     fault_tolerance: FaultTolerance | None = None
     findings: tuple[Finding, ...] = ()

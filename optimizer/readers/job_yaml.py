@@ -79,6 +79,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         model_name=model,
         precision=precision,
         split=split,
+        written=doc.written,
         supernode_size=each,
         fault_tolerance=tolerance,
         assumptions=tuple(said),

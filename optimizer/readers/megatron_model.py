@@ -100,7 +100,7 @@ def _sizes(knobs: Knobs, given: Given) -> dict[str, int]:
     layers, experts = given["layers"], given["experts"] or 0
     if layers:
         real, mtp = layers - len(noops(knobs, layers)), given["mtp"] or 0
-        found |= {"layers": real, "mtp_layers": mtp, "blocks": real + mtp, "most_chunks": real + int(mtp > 0)}
+        found |= {"layers": real, "mtp_layers": mtp, "blocks": real + mtp}
     mla = knobs.has("mla")
     found["heads"] = given["heads"]
     found["kv_heads"] = 0 if mla else _kv_heads(knobs, given)

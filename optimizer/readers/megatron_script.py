@@ -10,7 +10,7 @@ from .dialects import PROCESSES, knobs_of
 from .job import MOST, Job
 from .megatron import job_of
 from .options import by_knob
-from .shell import Option, Script, options, read_script
+from .shell import Option, Script, options, read_script, unresolved, without_value
 
 MORE = {
     "num-layers-per-virtual-pipeline-stage": "vpp_layers",
@@ -115,7 +115,8 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
         raise InputError(f"{where}: holds no option of {framework}, such as --tensor-model-parallel-size; name its launch script")
     # the exporters' table has the shorter list; the other members of the family share its spelling
     knobs = by_knob([o for o in found if not _plain(o.name, framework)], framework, MORE, frozenset(), where)
-    knobs.unresolved += [str(option) for option in found if option.name in PER_NODE + NODES and "\x00" in str(option)]
+    launched = (option for option in found if option.name in PER_NODE + NODES and any(map(unresolved, option.values[:1])))
+    knobs.unresolved += [without_value(f"--{option.name} {option.values[0]}") for option in launched]
     job = job_of(knobs, framework, framework, devices or world(script, found, where))
     told = tuple(
         f"{name} {values[-1]}: the last of the values {', '.join(dict.fromkeys(values))} that the script assigns"

@@ -7,6 +7,8 @@ from typing import Any
 
 from ...search_spaces.documents import parse_document
 from ...search_spaces.errors import InputError
+from ...search_spaces.huggingface import from_mapping
+from ...search_spaces.model import ModelSpec
 from .job import Finding, Job, SplitWish
 from .options import whole
 from .structured import Document
@@ -16,6 +18,10 @@ OFFSETS = "mindformers parallel_core/training_graph/transformer/utils.py"
 CP_TYPES = {"colossalai_cp": "p2p", "ulysses_cp": "a2a", "hybrid_cp": "a2a+p2p"}
 SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "zero_bubble_v": "zb-v", "seqpipe": "1f1b", "seqvpp": "1f1b", "seqsmartvpp": "1f1b"}
 MODEL = "model.model_config"
+EARLIER = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads"}
+"""Field of earlier versions → of a config.json."""
+FAMILIES = {"LlamaConfig": "llama", "LlamaForCausalLM": "llama"}
+"""Class of earlier versions, whose files have no model_type → model_type."""
 PLAIN = (
     *("seed", "output_dir", "load_checkpoint", "trainer", "train_dataset", "callbacks", "processor", "context", "use_parallel"),
     *("load_ckpt", "runner_config.epochs", "runner_config.sink_", "micro_batch_interleave_num"),
@@ -70,7 +76,8 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
             Finding("C064b", f"pp_interleave_num is {vpp}, but pipeline_config.pipeline_interleave is not on.", "", FRAMEWORK)
         )
     sizes = _sizes(doc)
-    split = _offsets(doc.get(f"{MODEL}.offset"), sizes.get("layers"), degrees["pp"], vpp, where, findings)
+    back = schedule == "zb-v"
+    split = _offsets(doc.get(f"{MODEL}.offset"), sizes.get("layers"), degrees["pp"], vpp, where, findings, back)
     algorithm = doc.text("parallel_config.context_parallel_algo") or "colossalai_cp"
     if algorithm not in CP_TYPES:
         raise InputError(f"{where}: parallel_config.context_parallel_algo = {algorithm!r} is not one of {', '.join(CP_TYPES)}")
@@ -87,7 +94,9 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         "parallel_config.gradient",
         "model.arch",
     )
-    recompute, told = _recompute(data.get("recompute_config"), split, sizes.get("layers"), degrees["pp"] * vpp)
+    model, untold = _model(data, where)
+    said += untold
+    recompute, redone, told = _recompute(data.get("recompute_config"), split, sizes.get("layers"), degrees["pp"] * vpp, back)
     return Job(
         format=FRAMEWORK,
         framework=FRAMEWORK,
@@ -105,12 +114,36 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         seq_len=doc.whole(f"{MODEL}.seq_length", "train_dataset.seq_length"),
         precision=_precision(doc.text(f"{MODEL}.compute_dtype")),
         vocab_size=doc.whole(f"{MODEL}.vocab_size"),
+        model=model,
         sizes=sizes,
         split=split,
+        redone=redone,
+        written=doc.written,
         findings=tuple(findings),
         assumptions=(*said, *told),
         unknown=tuple(each for each in doc.unknown if not each.startswith(MODEL)),
     )
+
+
+def _model(data: Mapping[str, Any], where: str) -> tuple[ModelSpec | None, list[str]]:
+    """The model of model_config, whose fields are those of a config.json or their earlier names; or why it cannot be made of it."""
+    section = data.get("model")
+    own = section.get("model_config") if isinstance(section, dict) else None
+    if not isinstance(own, dict):
+        return None, []
+    arch = section.get("arch") if isinstance(section, dict) else None
+    classes = [own.get("type"), arch.get("type") if isinstance(arch, dict) else None]
+    renamed: dict[str, object] = {EARLIER.get(str(name), str(name)): value for name, value in own.items() if value is not None}
+    named = own.get("model_type") or next((FAMILIES[each] for each in classes if each in FAMILIES), None)
+    if named is None:
+        return None, ["the model is not read: model_config has no model_type"]
+    fields: dict[str, object] = {"max_position_embeddings": own.get("seq_length"), **renamed, "model_type": named}
+    trainer = data.get("trainer")
+    name = trainer.get("model_name") if isinstance(trainer, dict) else None
+    try:
+        return from_mapping(fields, str(name or named), f"{where}: model.model_config", f"{FRAMEWORK} YAML"), []
+    except InputError as error:
+        return None, [f"the model is not read: {error}"]
 
 
 def _sizes(doc: Document) -> dict[str, int]:
@@ -125,7 +158,6 @@ def _sizes(doc: Document) -> dict[str, int]:
         "layers": layers,
         "blocks": layers + mtp if layers else None,
         "mtp_layers": mtp if layers else None,
-        "most_chunks": layers + int(mtp > 0) if layers else None,
         "heads": heads,
         "kv_heads": 0 if mla else kv or heads,
         "kv_heads_multiple": 0 if mla else kv or heads,
@@ -135,8 +167,12 @@ def _sizes(doc: Document) -> dict[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _offsets(given: Any, layers: int | None, pp: int, vpp: int, where: str, findings: list[Finding]) -> SplitWish:
-    """Layers per chunk: an even share and what `offset` adds to it, one list of pp numbers per interleave."""
+def _offsets(
+    given: Any, layers: int | None, pp: int, vpp: int, where: str, findings: list[Finding], back: bool = False
+) -> SplitWish:
+    """Layers per chunk: an even share and what `offset` adds to it, one list of pp numbers per interleave, by stage; where the
+    model goes `back` up the stages a token passes the second from its end.
+    """
     if given is None or given == 0 or layers is None:
         return SplitWish()
     rounds = given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
@@ -147,7 +183,7 @@ def _offsets(given: Any, layers: int | None, pp: int, vpp: int, where: str, find
             Finding("C071", f"offset has the shape {shape}, pp_interleave_num × pipeline_stage is {vpp} × {pp}.", "", OFFSETS)
         )
         return SplitWish(free=True)
-    numbers = [whole(value, f"{where}: offset", -10_000) for each in flat for value in each]
+    numbers = [whole(value, f"{where}: offset", -10_000) for each in _passed(flat, back) for value in each]
     base, rest = divmod(layers, pp * vpp)
     if sum(numbers) != rest:
         findings.append(
@@ -166,23 +202,34 @@ def _offsets(given: Any, layers: int | None, pp: int, vpp: int, where: str, find
     return SplitWish(counts=counts)
 
 
-def _recompute(given: Any, split: SplitWish, layers: int | None, chunks: int) -> tuple[str, list[str]]:
-    """Whole layers: all, or the first so many of every chunk, where one depth gives the numbers that are listed."""
+def _passed(rows: list[list[Any]], back: bool) -> list[list[Any]]:
+    """Rows by chunk of columns by stage, in the order that a token passes them."""
+    return [row[::-1] if back and number % 2 else row for number, row in enumerate(rows)]
+
+
+def _recompute(
+    given: Any, split: SplitWish, layers: int | None, chunks: int, back: bool = False
+) -> tuple[str, tuple[int, ...], list[str]]:
+    """Whole layers: all, or the first so many of every chunk, with the depth of each where not one gives the listed numbers."""
     if not isinstance(given, Mapping):
-        return "none", []
+        return "none", (), []
     full, selective = given.get("recompute"), given.get("select_recompute")
     if full is True:
-        return "full", []
+        return "full", (), []
     if full:
-        depths = [each for row in full for each in (row if isinstance(row, list) else [row])] if isinstance(full, list) else []
+        rows = [row if isinstance(row, list) else [row] for row in full] if isinstance(full, list) else []
+        depths = [each for row in _passed(rows, back and all(len(row) > 1 for row in rows)) for each in row]
         if not depths or not all(type(each) is int and each >= 0 for each in depths):
-            return "full", [f"recompute_config.recompute = {str(full)[:40]} is priced as full recompute of every layer"]
+            return "full", (), [f"recompute_config.recompute = {str(full)[:40]} is priced as full recompute of every layer"]
         held = split.counts or ((layers // chunks,) * chunks if layers else ())
         deepest = max(depths)
         if [min(deepest, count) for count in held] == depths or (not held and set(depths) == {deepest}):
-            return (f"full:block:{deepest}" if deepest else "none"), []
-        return f"full:block:{deepest}", [f"recompute of {full} layers is priced as that of the first {deepest} of every chunk"]
-    return "none", ["select_recompute is priced as no recompute"] if selective else []
+            return (f"full:block:{deepest}" if deepest else "none"), (), []
+        if len(depths) == chunks and deepest:
+            return f"full:block:{deepest}", tuple(depths), []
+        told = f"recompute of {full} layers is priced as that of the first {deepest} of every chunk"
+        return f"full:block:{deepest}", (), [told]
+    return "none", (), ["select_recompute is priced as no recompute"] if selective else []
 
 
 def _precision(text: str | None) -> str:

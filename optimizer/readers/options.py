@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ...search_spaces.errors import InputError
 from .dialects import knobs_of
 from .job import MOST, Finding
-from .shell import Option, shown, unresolved
+from .shell import Option, shown, unresolved, without_value
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Knobs:
             return None
         missing = [name for value in values for name in unresolved(value)]
         if missing:
-            said = f"{self.names[knob]} {' '.join(map(shown, values))}"
+            said = without_value(f"{self.names[knob]} {' '.join(values)}")
             if said not in self.unresolved:
                 self.unresolved.append(said)
             return None

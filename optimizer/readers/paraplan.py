@@ -38,12 +38,21 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         raise InputError(f"{where}: {error}") from error
     if not given:
         raise InputError(f"{where}: is empty; write a layout such as tp=8,pp=4")
+    written = dict(given)
     split = _split(given, where)
     degrees = {name: int(value) for name, value in given.items() if name in INTEGER_COLUMNS and name not in FOLLOWS}
     choices = {name: value for name, value in given.items() if name not in INTEGER_COLUMNS}
     plain = dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "vpp"), 1)
     said = tuple(f"{name} 1: not given" for name in ("tp", "pp") if name not in degrees)
-    return Job(format=FORMAT, degrees={**plain, **degrees}, choices=choices, devices=devices, split=split, assumptions=said)
+    return Job(
+        format=FORMAT,
+        degrees={**plain, **degrees},
+        choices=choices,
+        devices=devices,
+        split=split,
+        written=written,
+        assumptions=said,
+    )
 
 
 def _split(given: dict[str, str], where: str) -> SplitWish:
@@ -82,5 +91,6 @@ def _planned(data: dict[str, Any], where: str, devices: int | None) -> Job:
         vocab_size=problem.workload.vocab_size if problem else None,
         model=problem.model if problem else None,
         split=SplitWish(layout=layout.stages) if layout.stages else SplitWish(free=True),
+        written={name: str(found[name]).lower() for name in COLUMN_VALUES if found.get(name) is not None},
         problem=problem,
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import Layout
 from ...search_spaces.vocabulary import V_SHAPED
-from ..exporters.splits import layer_counts, layer_list, megatron_layout, noop_layers
+from ..exporters.splits import first_last, layer_counts, layer_list, megatron_layout, noop_layers
 from .dialects import Words
 from .job import Job
 from .megatron_bridge import OWN
@@ -64,6 +64,9 @@ def _wanted(job: Job, layout: Layout) -> dict[str, str]:
         return {**real, "vpp_layers": str(counts[0])}
     if even:
         return {**real, "vpp": str(layout.vpp)}
+    ends = first_last(counts, layout.pp) if layout.vpp == 1 and mtp_with_loss else None
+    if ends and not own:
+        return {**real, "first_stage_layers": str(ends[0]), "last_stage_layers": str(ends[1])}
     if own and layout.vpp == 1 and min(counts) > 0 and not mtp:
         return {**real, "layer_list": layer_list(counts)}
     chunks = {"vpp": str(layout.vpp)} if job.format == "megatron-bridge" and layout.vpp > 1 else {}

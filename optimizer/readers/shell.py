@@ -1,9 +1,9 @@
 """A launch script read as text: its variables, arrays and command lines. Nothing is executed, and no file but it is looked at.
 
-Variables are put in where they stand; a command substitution has no value here. Of an `if`, and after a test with && or ||, what
-the script's own values let through is read, a variable without one being empty as it is in the shell; a test that cannot be told
-counts as not met, and what was decided is told. The last assignment of a name wins, and names that are assigned different values
-are told.
+Variables are put in where they stand; a command substitution has no value here. Of conditionals and loops (`shell_flow`), and after
+a test with && or ||, what the script's own values let through is read, a variable without one being empty as it is in the shell; a
+test that cannot be told counts as not met, and what was decided is told. The last assignment of a name wins, and names that are
+assigned different values are told.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 
 from ...search_spaces.errors import InputError
 from .arithmetic import arithmetic
+from .shell_flow import OPENERS, Line, Reader, follow, is_test, keyword, shapes
 from .shell_words import ARRAY_BEGIN, ARRAY_END, ASSIGNMENT, Part, Word, lines_of, words_of
 
 UNSET = "\x00"
@@ -23,6 +24,9 @@ UNSET = "\x00"
 MOST_CHARACTERS = 20_000_000
 INNER_OPTION = re.compile(r"(?:^|\s)--[a-zA-Z]")
 """Of a word in quotes, which is a command line by itself if it has several."""
+POSITIONAL = re.compile(r"[0-9]+|[@*#]")
+MOST_ROUNDS = 10_000
+"""Of all loops together."""
 MOST_SHELLS = 8
 """Shells that start each other."""
 KEYWORDS = frozenset(
@@ -42,8 +46,11 @@ class Script:
     batch: list[str] = field(default_factory=list)
     conflicts: dict[str, list[str]] = field(default_factory=dict)
     decisions: list[str] = field(default_factory=list)
+    functions: dict[str, list[Line]] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
     where: str = "script"
     size: int = 0
+    rounds: int = 0
 
     def number(self, *names: str) -> int | None:
         """The first of the variables that holds a whole number."""
@@ -52,8 +59,6 @@ class Script:
             if len(words) == 1 and re.fullmatch(r"\d{1,9}", words[0]):
                 return int(words[0])
         return None
-
-
 
 
 def read_script(text: str, given: Mapping[str, str] | None = None, where: str = "script") -> Script:
@@ -66,7 +71,9 @@ def read_script(text: str, given: Mapping[str, str] | None = None, where: str = 
     given = dict(given or {})
     script = Script({name: [value] for name, value in given.items()}, where=where)
     script.batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    _follow(script, text, given)
+    _follow(script, list(lines_of(text)), given)
+    if not any(map(options, script.commands)):
+        _uncalled(script, given)
     return script
 
 
@@ -80,42 +87,57 @@ def shown(word: str) -> str:
     return re.sub(f"{UNSET}([^{UNSET}]*){UNSET}", lambda match: f"${match.group(1)}", word)
 
 
-def _follow(script: Script, text: str, given: Mapping[str, str], depth: int = 0) -> None:
-    """The lines of a text, of conditionals the branch that is met."""
-    nested: list[Conditional] = []
-    for line in lines_of(text):
-        rest = list(line)
-        while rest and (head := _keyword(rest[0])) in ("if", "then", "elif", "else", "fi", "do", "{"):
-            rest = rest[1:]
-            if head == "if":
-                nested.append(Conditional(outer=not nested or nested[-1].reading))
-            elif head == "then" and nested:
-                nested[-1].decide(script, lambda words: _take(script, words, given, depth))
-            elif head == "elif" and nested:
-                nested[-1].testing = []
-            elif head == "else" and nested:
-                nested[-1].otherwise()
-            elif head == "fi" and nested:
-                script.decisions += nested.pop().told()
-        if not rest:
-            continue
-        if nested and nested[-1].testing is not None:
-            nested[-1].testing.append(rest)
-            continue
-        for each in nested:
-            each.matters = each.matters or _shapes(rest)
-        if not nested or nested[-1].reading:
-            _take_guarded(script, rest, given, depth)
-    script.decisions += [said for each in nested for said in each.told()]
+def without_value(text: str) -> str:
+    """An option as a person wrote it, and why the file holds no value for it."""
+    return f"{shown(text)} ({'; '.join(dict.fromkeys(map(_reason, unresolved(text))))})"
 
 
-def _keyword(word: Word) -> str:
-    return word[0].text if len(word) == 1 and word[0].kind == "text" and not word[0].quoted else ""
+def _reason(name: str) -> str:
+    if name == "(…)":
+        return "what a command prints"
+    if name.startswith("(("):
+        return f"{name.strip('()')} is worked out of what the file does not set"
+    if POSITIONAL.fullmatch(name):
+        return f"${name} is an argument of the script"
+    return f"the file sets no {name}" if name.isidentifier() else f"${name} is no plain variable"
 
 
-def _shapes(line: Sequence[Word]) -> bool:
-    """Whether a line assigns something, or gives an option."""
-    return any(_assigned(word) is not None or word[0].text.startswith("--") for word in line if word)
+def _follow(script: Script, lines: Sequence[Line], given: Mapping[str, str], depth: int = 0) -> None:
+    """What runs of the lines of a script."""
+
+    def assign(name: str, value: str) -> bool:
+        script.rounds += 1
+        if script.rounds > MOST_ROUNDS:
+            raise InputError(f"{script.where}: its loops go round more than {MOST_ROUNDS:,} times; write out what they start")
+        if name in given:
+            return value == given[name]
+        script.variables[name] = [value]
+        return True
+
+    def fill(word: Word) -> list[str] | None:
+        words = _expanded(script, word)
+        if any(not name.isidentifier() and not name.isdigit() for each in words for name in unresolved(each)):
+            return None
+        return [re.sub(f"{UNSET}[^{UNSET}]*{UNSET}", "", each) for each in words]
+
+    reader = Reader(
+        take=lambda line: _take_guarded(script, line, given, depth),
+        command=lambda line: _take(script, line, given, depth),
+        holds=lambda tests: _holds(script, tests),
+        decision=lambda head, tests, met: _decision(script, tests, met, head),
+        fill=fill,
+        assign=assign,
+        define=script.functions.__setitem__,
+        tell=script.decisions.append,
+    )
+    follow(lines, reader)
+
+
+def _uncalled(script: Script, given: Mapping[str, str]) -> None:
+    """Functions that nothing calls, of a script that holds no option elsewhere: it may be one that another reads."""
+    for name in [name for name in script.functions if name not in script.called]:
+        script.decisions.append(f"function {name}: nothing in the file calls it, it is read as if it were called without arguments")
+        _follow(script, script.functions[name], given, 1)
 
 
 def _take_guarded(script: Script, line: Sequence[Word], given: Mapping[str, str], depth: int) -> None:
@@ -125,14 +147,14 @@ def _take_guarded(script: Script, line: Sequence[Word], given: Mapping[str, str]
         for part in parts:
             _take(script, part, given, depth)
         return
-    last = max(place for place, part in enumerate(parts) if is_test(part) or _keyword(part[-1]) in ("]", "]]"))
-    guard = Conditional(outer=True, testing=[list(line[: _end_of(parts, last)])])
-    guard.decide(script)
+    last = max(place for place, part in enumerate(parts) if is_test(part) or keyword(part[-1]) in ("]", "]]"))
+    tests = [list(line[: _end_of(parts, last)])]
+    met = _holds(script, tests)
     if last == len(parts) - 1:
         return
-    guard.matters = any(map(_shapes, parts[last + 1 :]))
-    script.decisions += guard.told()
-    if guard.reading == (operators[last] == "&&"):
+    if any(map(shapes, parts[last + 1 :])):
+        script.decisions.append(_decision(script, tests, met, "if"))
+    if (met is True) == (operators[last] == "&&"):
         for part in parts[last + 1 :]:
             _take(script, part, given, depth)
 
@@ -167,10 +189,43 @@ def _take(script: Script, line: Sequence[Word], given: Mapping[str, str], depth:
     words = [text for word in rest if word not in (ARRAY_BEGIN, ARRAY_END) for text in _expanded(script, word)]
     inner = _inner(words) if depth < MOST_SHELLS else ""
     outer = [word for word in words if word != inner] if words[:1] != ["eval"] else []
-    if outer:
+    if outer and outer[0] in script.functions and depth < MOST_SHELLS:
+        _call(script, outer, given, depth)
+    elif outer[:1] == ["shift"]:
+        _shift(script, outer)
+    elif outer:
         script.commands.append(outer)
     if inner:
-        _follow(script, inner, given, depth + 1)
+        _follow(script, list(lines_of(inner)), given, depth + 1)
+
+
+def _call(script: Script, words: Sequence[str], given: Mapping[str, str], depth: int) -> None:
+    """A function with its arguments in the place of the script's own."""
+    name, *arguments = words
+    script.called.add(name)
+    script.size += sum(len(line) for line in script.functions[name]) + 1
+    if script.size > MOST_CHARACTERS:
+        raise InputError(f"{script.where}: its functions call each other too often; write them out")
+    outer = {key: value for key, value in script.variables.items() if POSITIONAL.fullmatch(key)}
+    _place(script, arguments)
+    _follow(script, script.functions[name], given, depth + 1)
+    _place(script, [])
+    script.variables |= outer
+
+
+def _place(script: Script, arguments: Sequence[str]) -> None:
+    """Sets what $1, $@ and $# stand for."""
+    for key in [key for key in script.variables if POSITIONAL.fullmatch(key)]:
+        del script.variables[key]
+    if arguments:
+        script.variables |= {str(number): [word] for number, word in enumerate(arguments, start=1)}
+        script.variables |= {"@": list(arguments), "*": [" ".join(arguments)], "#": [str(len(arguments))]}
+
+
+def _shift(script: Script, words: Sequence[str]) -> None:
+    """Drops the first of a function's arguments; of the script's own, which are not known, nothing."""
+    count = int(words[1]) if len(words) > 1 and words[1].isdigit() and len(words[1]) < 4 else 1
+    _place(script, script.variables.get("@", [])[count:])
 
 
 def _inner(words: Sequence[str]) -> str:
@@ -254,7 +309,6 @@ def _unset(name: str) -> str:
 
 # --- conditionals ------------------------------------------------------------------------------------------------------------
 
-OPENERS = ("[", "[[", "test")
 COMPARED: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
@@ -266,46 +320,7 @@ COMPARED: dict[str, Callable[[int, int], bool]] = {
 ARITHMETIC = {"==": "-eq", "!=": "-ne", ">": "-gt", ">=": "-ge", "<": "-lt", "<=": "-le"}
 
 
-@dataclass
-class Conditional:
-    """An `if … fi`, or a command behind a test: whether the branch at hand is read, and what decided it.
-
-    `outer`: what stands around it is read; `testing`: the lines of the test at hand, until `then`; `matters`: some branch assigns
-    a variable or gives an option.
-    """
-
-    outer: bool
-    testing: list[list[Word]] | None = field(default_factory=list)
-    reading: bool = False
-    done: bool = False
-    matters: bool = False
-    said: list[str] = field(default_factory=list)
-
-    def decide(self, script: Script, run: Callable[[Sequence[Word]], None] = lambda words: None) -> None:
-        """Whether the test at hand is met; a command in its place is read like any other."""
-        lines, self.testing, self.reading = self.testing or [], None, False
-        if not self.outer or self.done:
-            return
-        for line in lines:
-            if not is_test(line):
-                run(line)
-        met = _holds(script, lines)
-        self.reading = self.done = met is True
-        self.said.append(_decision(script, lines, met))
-
-    def otherwise(self) -> None:
-        self.reading, self.done = self.outer and not self.done, True
-
-    def told(self) -> list[str]:
-        return self.said if self.matters else []
-
-
-def is_test(line: Sequence[Word]) -> bool:
-    words = [_keyword(word) for word in line]
-    return bool(words) and words[1 if words[0] == "!" and len(words) > 1 else 0] in OPENERS
-
-
-def _decision(script: Script, lines: Sequence[Sequence[Word]], met: bool | None) -> str:
+def _decision(script: Script, lines: Sequence[Line], met: bool | None, head: str) -> str:
     written = " ".join(_written(word) for line in lines for word in line)
     names = dict.fromkeys(p.text for line in lines for word in line for p in word if p.kind == "variable" and p.text.isidentifier())
     unset = [name for name in names if name not in script.variables]
@@ -314,7 +329,7 @@ def _decision(script: Script, lines: Sequence[Sequence[Word]], met: bool | None)
     if unset and met is not None:
         why += f" as {' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set"
     switch = f"; --set {next(iter(names))}=… can change that" if names else ""
-    return f"if {shown_as}: {why}, so what it guards is {'read' if met else 'left out'}{switch}"
+    return f"{head} {shown_as}: {why}, so what it guards is {'read' if met else 'left out'}{switch}"
 
 
 def _written(word: Word) -> str:
@@ -334,7 +349,7 @@ def _holds(script: Script, lines: Sequence[Sequence[Word]]) -> bool | None:
     """Whether a test is met; None where that cannot be told."""
     if len(lines) != 1:
         return None
-    double = any(_keyword(word) == "[[" for word in lines[0])
+    double = any(keyword(word) == "[[" for word in lines[0])
     parts, operators = _joined(lines[0])
     alternatives: list[list[bool | None]] = [[]]
     for place, part in enumerate(parts):

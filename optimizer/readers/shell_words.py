@@ -9,12 +9,16 @@ from dataclasses import dataclass
 MOST_WORDS = 200_000
 SEPARATORS = frozenset("\n;&|")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+EMPTY = re.compile(r"\([ \t]*\)")
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a word: "text", "variable", "arithmetic" or "command"; quoted pieces are not cut at blanks."""
+    """A piece of a word: "text", "variable", "arithmetic" or "command"; quoted pieces are not cut at blanks.
+
+    An "operator" is && or ||; a "mark", on a line of its own, what ends a pattern or a branch of `case` or makes a name a function.
+    """
 
     kind: str
     text: str
@@ -27,6 +31,7 @@ class Part:
 Word = list[Part]
 ARRAY_BEGIN: Word = [Part("array", "(")]
 ARRAY_END: Word = [Part("array", ")")]
+END_OF_PATTERN, END_OF_BRANCH, DEFINITION = ")", ";;", "()"
 
 
 def lines_of(text: str) -> Iterator[list[Word]]:
@@ -45,7 +50,7 @@ def lines_of(text: str) -> Iterator[list[Word]]:
 
 
 def words_of(text: str) -> list[Word]:
-    return [word for line in lines_of(text) for word in line if word[0].kind != "operator"] if text else []
+    return [word for line in lines_of(text) for word in line if word[0].kind not in ("operator", "mark")] if text else []
 
 
 def _without_heredocs(text: str) -> str:
@@ -94,6 +99,8 @@ class _Reader:
             yield from self._flush()
             yield [Part("operator", char * 2)]
             self.at += 2
+        elif self.text.startswith(END_OF_BRANCH, self.at) and not self.depth:
+            yield from self._marked(END_OF_BRANCH, re.compile(r";;&?").match(self.text, self.at))
         elif char in SEPARATORS:
             yield from self._flush()
             self.at += 1
@@ -109,7 +116,11 @@ class _Reader:
             self.depth = 0
             self.at += 1
             yield ARRAY_END
-        elif char in "()":
+        elif char == "(" and not self.depth and (empty := EMPTY.match(self.text, self.at)):
+            yield from self._marked(DEFINITION, empty)
+        elif char == ")":
+            yield from self._marked(END_OF_PATTERN, re.compile(r"\)").match(self.text, self.at))
+        elif char == "(":
             yield from self._flush()
             self.at += 1
             if not self.depth:
@@ -128,6 +139,12 @@ class _Reader:
             piece = match.group() if match else char
             self._add(Part("text", piece))
             self.at += len(piece)
+
+    def _marked(self, mark: str, found: re.Match[str] | None) -> Iterator[Word | None]:
+        """The line so far, and the mark on one of its own."""
+        yield from self._flush()
+        self.at = found.end() if found else self.at + len(mark)
+        yield from (None, [Part("mark", mark)], None)
 
     def _after_assignment(self) -> bool:
         return bool(self.parts and self.parts[-1].kind == "text" and re.fullmatch(r"[A-Za-z_]\w*\+?=", self.parts[-1].text))

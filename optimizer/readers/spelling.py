@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Layout, Recompute, parse_offload
 from ..exporters.splits import layer_counts, megatron_layout
 from .dialects import Words
+from .job import Job
 from .megatron_bridge import OWN
-from .mindformers import CP_TYPES
 
 Speller = Callable[[Layout, str], str]
 
@@ -37,14 +37,31 @@ def overlap_spelled(form: str, kinds: Sequence[str], on: bool) -> str:
     return " ".join((*shown, *switched))
 
 
-def ends_spelled(form: str, first: int, last: int) -> str:
-    """A first and a last stage of so many layers, the others equal."""
-    if form in ("megatron-lm", "mindspeed-llm"):
-        speaks = Words(form)
-        return " ".join((*speaks.flag("first_stage_layers", first), *speaks.flag("last_stage_layers", last)))
-    if form == "megatron-bridge":
-        return f"model.num_layers_in_first_pipeline_stage={first} model.num_layers_in_last_pipeline_stage={last}"
-    return f"stages cut unevenly, {first} layers in the first and {last} in the last"
+def trained_spelled(job: Job, name: str, value: int) -> str:
+    """Another global batch or sequence length, as the configuration has it; in words where the caller gave it.
+
+    "" where the keys of a layout make up the batch.
+    """
+    if name == "global_batch" and job.format in ("mindformers", "deepspeed", "torchtitan"):
+        return ""
+    if job.format == "megatron-bridge" and name in job.written:
+        return f"{job.written[name].partition('=')[0]}={value}"
+    if name in job.written:
+        return f"{job.written[name].split()[0]} {value}"
+    key = next((key for key in TRAINED_KEYS.get((job.format, name), ()) if key in job.written), None)
+    if key is None:
+        return f"{'global batch' if name == 'global_batch' else 'sequence length'} {value}"
+    plain = key.rpartition(".")[2] if job.format == "job" else key
+    return f"--{key} {value}" if job.notation == "options" else f"{plain} = {value}" if job.notation else f"{plain}: {value}"
+
+
+TRAINED_KEYS = {
+    ("job", "global_batch"): ("strategy.global_batch_size", "training.global_batch_size", "global_batch_size"),
+    ("job", "seq_len"): ("strategy.seq_len", "training.seq_len", "strategy.sequence_length", "seq_len"),
+    ("mindformers", "seq_len"): ("model.model_config.seq_length", "train_dataset.seq_length"),
+    ("torchtitan", "seq_len"): ("training.seq_len",),
+}
+"""Keys of what is trained, by format; the one that is read comes first."""
 
 
 def _paraplan(layout: Layout, column: str) -> str:
@@ -190,86 +207,8 @@ def _bridge_recompute(choice: Recompute) -> str:
     return "model.recompute_granularity=null"
 
 
-# --- formats whose keys are a table ------------------------------------------------------------------------------------------
-
-KEYS: dict[str, Mapping[str, str]] = {
-    "mindformers": {
-        "tp": "parallel_config.model_parallel: {}",
-        "cp": "parallel_config.context_parallel: {}",
-        "pp": "parallel_config.pipeline_stage: {}",
-        "devices_used": "parallel_config.data_parallel: {}",
-        "ep": "parallel_config.expert_parallel: {}",
-        "vpp": "model.model_config.pp_interleave_num: {}",
-        "micro_batch": "runner_config.batch_size: {}",
-        "sequence_parallel": "parallel_config.use_seq_parallel: {}",
-        "cp_type": "parallel_config.context_parallel_algo: {}",
-        "optimizer_sharding": "parallel.enable_parallel_optimizer: {}",
-        "recompute": "recompute_config.recompute: {}",
-        "offload": "optimizer.swap: {}",
-    },
-    "torchtitan": {
-        "tp": "--parallelism.tensor_parallel_degree {}",
-        "cp": "--parallelism.context_parallel_degree {}",
-        "pp": "--parallelism.pipeline_parallel_degree {}",
-        "devices_used": "--parallelism.data_parallel_shard_degree {}",
-        "ep": "--parallelism.expert_parallel_degree {}",
-        "schedule": "--parallelism.pipeline_parallel_schedule {}",
-        "micro_batch": "--training.local_batch_size {}",
-        "sequence_parallel": "--parallelism.enable_sequence_parallel {}",
-        "recompute": "activation-checkpoint:{}",
-        "optimizer_sharding": "--parallelism.fsdp_reshard_after_forward {}",
-        "offload": "--training.enable_cpu_offload {}",
-    },
-    "deepspeed": {
-        "tp": '"tensor_parallel": {{"autotp_size": {}}}',
-        "cp": '"sequence_parallel_size": {}',
-        "pp": '"pipeline": {{"stages": {}}}',
-        "ep": '"expert_parallel": {{"enabled": true, "autoep_size": {}}}',
-        "micro_batch": '"train_micro_batch_size_per_gpu": {}',
-        "optimizer_sharding": '"zero_optimization": {{"stage": {}}}',
-        "offload": '"offload_optimizer": {{"device": "{}"}}',
-    },
-    "job": {
-        "tp": "tensor_parallel: {}",
-        "cp": "context_parallel: {}",
-        "pp": "pipeline_parallel: {}",
-        "devices_used": "data_parallel: {}",
-        "dp": "data_parallel: {}",
-        "ep": "expert_parallel: {}",
-        "etp": "expert_tensor_parallel: {}",
-        "vpp": "virtual_pipeline_parallel: {}",
-        "micro_batch": "micro_batch_size: {}",
-        "sequence_parallel": "sequence_parallel: {}",
-    },
-}
-VALUES: dict[tuple[str, str], Mapping[str, str]] = {
-    ("mindformers", "cp_type"): {ours: theirs for theirs, ours in CP_TYPES.items()},
-    ("mindformers", "optimizer_sharding"): {"none": "false", "zero1": "true"},
-    ("mindformers", "recompute"): {"none": "false", "full": "true"},
-    ("mindformers", "offload"): {"none": "false", "optimizer:1": "true"},
-    ("torchtitan", "schedule"): {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"},
-    ("torchtitan", "optimizer_sharding"): {"zero2": "never", "zero3": "always"},
-    ("torchtitan", "offload"): {"none": "false", "optimizer:1": "true"},
-    ("deepspeed", "optimizer_sharding"): {"none": "0", "zero1": "1", "zero2": "2", "zero3": "3"},
-    ("deepspeed", "offload"): {"none": "none", "optimizer:1": "cpu"},
-}
-
-
-def _keyed(form: str) -> Speller:
-    def spell(layout: Layout, column: str) -> str:
-        pattern = KEYS[form].get(column)
-        if pattern is None:
-            return _paraplan(layout, column)
-        value = layout.dp if column == "devices_used" else getattr(layout, column)
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        return pattern.format(VALUES.get((form, column), {}).get(text, text))
-
-    return spell
-
-
 _SPELLERS: dict[str, Speller] = {
     "megatron-lm": _megatron("megatron-lm"),
     "mindspeed-llm": _megatron("mindspeed-llm"),
     "megatron-bridge": _bridge,
-    **{form: _keyed(form) for form in KEYS},
 }

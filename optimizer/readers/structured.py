@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -55,8 +56,17 @@ class Document:
         self.taken |= {path for path in self.values if path.startswith(prefixes)}
 
     @property
+    def written(self) -> dict[str, str]:
+        """Key → its value as JSON has it, text without quotes; without what is null."""
+        return {path: _text(value) for path, value in self.values.items() if value is not None}
+
+    @property
     def unknown(self) -> tuple[str, ...]:
         return tuple(f"{path} = {_short(value)}" for path, value in self.values.items() if path not in self.taken)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _short(value: Any) -> str:

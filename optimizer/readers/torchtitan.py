@@ -10,12 +10,11 @@ from typing import Any
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_model
 from ...search_spaces.model import ModelSpec
-from ...search_spaces.vocabulary import V_SHAPED
 from .dialects import knobs_of
 from .job import Finding, Job, SplitWish
 from .megatron_script import world
 from .python_source import Made, Source, flat, is_python, objects, richest
-from .shell import UNSET, options, read_script, shown, unresolved
+from .shell import UNSET, Option, options, read_script, unresolved, without_value
 from .structured import Document
 
 FRAMEWORK = "torchtitan"
@@ -51,6 +50,7 @@ STARTED, MTP = "program.config", "program.num_mtp_layers"
 """Where `_from_program` puts the function that a program starts from, and the MTP layers of its model."""
 APART = ("model_spec", "loss", "activation_checkpoint")
 """What a program makes of classes, and is read by itself."""
+CHECKPOINTING = re.compile(r"activation[-_]checkpoint")
 DIMENSIONS = "torchtitan torchtitan/distributed/parallel_dims.py"
 PIPELINE = "torchtitan torchtitan/distributed/pipeline_parallel.py"
 
@@ -112,10 +112,15 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         precision=precision,
         model=_without_mtp(model, doc.whole(MTP, least=0) or 0) if model is not None else None,
         split=split,
+        written={
+            **doc.written,
+            **({"activation_checkpoint": checkpointing} if CHECKPOINTING.search(text) and checkpointing else {}),
+        },
+        notation="python" if is_python(text) else "toml" if is_toml(text) else "options",
         findings=tuple(findings),
         assumptions=tuple(said),
         unknown=doc.unknown,
-        unresolved=tuple(f"{path} {shown(str(value))}" for path, value in doc.values.items() if unresolved(str(value))),
+        unresolved=tuple(without_value(f"{path} {value}") for path, value in doc.values.items() if unresolved(str(value))),
     )
 
 
@@ -185,10 +190,19 @@ def _data(text: str, where: str, variables: Mapping[str, str] | None) -> tuple[d
     words, found = max(lines, key=lambda line: sum("." in option.name for option in line[1]), default=([], []))
     if not any("." in option.name for option in found):
         raise InputError(f"{where}: holds no option of {FRAMEWORK}, such as --parallelism.tensor_parallel_degree")
-    data = {option.name: _value(option.values) for option in found}
+    data = dict(map(_named, found))
     mode = next((word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")), None)
     old = data.pop("activation_checkpoint.mode", None)
     return data, mode or (str(old) if old else "selective"), world(script, found, where)
+
+
+def _named(option: Option) -> tuple[str, Any]:
+    """A field and its value; --section.no-field turns a switch off, and hyphens are underscores."""
+    section, dot, name = option.name.rpartition(".")
+    field = name.replace("-", "_") if section else name
+    if section and field.startswith("no_") and not option.values:
+        return f"{section}.{field.removeprefix('no_')}", "false"
+    return f"{section}{dot}{field}", _value(option.values)
 
 
 def _value(values: tuple[str, ...]) -> Any:
@@ -254,16 +268,16 @@ def _stages(
     first, last = (doc.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", least=0) for end in ("first", "last"))
     less = (1 if first is None else first, 1 if last is None else last)
     depth = doc.whole("parallelism.pipeline_parallel_layers_per_stage")
-    parts = doc.get("parallelism.module_fqns_per_model_part", "parallelism.pipeline_parallel_split_points")
+    named, points = (doc.get(f"parallelism.{name}") for name in ("module_fqns_per_model_part", "pipeline_parallel_split_points"))
     if pp == 1:
         return 1, SplitWish()
     vpp = 2 if several else 1
-    if isinstance(parts, list) and all(type(part) is int for part in parts):
+    if parts := _listed(named):
         if len(parts) % pp:
             sentence = f"{len(parts)} parts of the model on pp = {pp} ranks: every rank holds as many."
             findings.append(Finding("C070", sentence, "every rank holds as many stages as the schedule runs", PIPELINE))
             return vpp, SplitWish(free=True)
-        return len(parts) // pp, SplitWish(free=True) if schedule in V_SHAPED else SplitWish(counts=tuple(parts))
+        return len(parts) // pp, SplitWish(counts=parts)
     if depth is not None and model is not None:
         stages = -(-(load_model(model).num_layers + sum(less)) // depth)
         if stages % pp or (stages > pp) != several:
@@ -272,7 +286,14 @@ def _stages(
             findings.append(Finding("C070", sentence, "every rank holds as many stages as the schedule runs", PIPELINE))
             return vpp, SplitWish(free=True)
         vpp = stages // pp
-    return vpp, SplitWish(free=True) if parts else SplitWish(less=less)
+    return vpp, SplitWish(free=True) if named or points else SplitWish(less=less)
+
+
+def _listed(parts: Any) -> tuple[int, ...]:
+    """Decoder layers of every part of the model, as numbers, lists of modules, or words that join these by commas."""
+    listed = parts.split() if isinstance(parts, str) else parts if isinstance(parts, list) else []
+    counts = [part if type(part) is int else _layers_of(part.split(",") if isinstance(part, str) else part) for part in listed]
+    return tuple(counts) if sum(counts) else ()
 
 
 def _cp_type(doc: Document) -> str:

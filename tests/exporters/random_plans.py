@@ -69,10 +69,12 @@ def cuts(rng: random.Random, problem: Problem, layout: Layout, layers: int, bloc
     """Contiguous chunks of a layer or more, the MTP layers in the last; where the stack can be told no others, even ones or ones
     whose first and last stage are apart."""
     chunks, free = layout.pp * layout.vpp, problem.stack.cuts_freely(layout.vpp)
+    if free and chunks > layers:  # ends without layers
+        return ragged(rng, problem, layout, layers, blocks)
     if layers % chunks == 0 and (not free or rng.random() < 0.3):
         inner = [n * layers // chunks for n in range(1, chunks)]
     elif free:
-        inner = sorted(rng.sample(range(1, layers if chunks <= layers else blocks), chunks - 1))
+        inner = sorted(rng.sample(range(1, layers), chunks - 1))
         led = led_layers(problem.model, problem.stack)
         if layout.pp > 1 and inner[layout.vpp - 1] < led:  # as far as the first stage must hold
             inner = sorted(rng.sample(range(led, layers), chunks - layout.vpp))
@@ -113,27 +115,35 @@ def any_layouts(count: int, seed: int, problem: Problem) -> Iterator[Layout]:
 
 
 def plan(problem: Problem, layout: Layout) -> Plan:
-    """A plan around a layout; its predictions stand for nothing."""
+    """A plan around a layout; its predictions are only there to be printed."""
     certificate = Certificate(
-        status="feasible", space="one", legal=1, scored=1, cut_by_bound=0, cut_by_memory=0, lower_bound_s=1, gap=0, seconds=0
+        status="optimal",
+        space="one layout",
+        legal=1,
+        scored=1,
+        cut_by_bound=0,
+        cut_by_memory=0,
+        lower_bound_s=8,
+        gap=0,
+        seconds=0.1,
     )
     priced = PricedLayout(
         layout=layout,
-        step_time_s=1.0,
-        step_time_interval_s=(1.0, 1.0),
-        tokens_per_s_per_device=1.0,
-        model_tflops_per_device=1.0,
+        step_time_s=8.0,
+        step_time_interval_s=(7.2, 9.1),
+        tokens_per_s_per_device=1000.0,
+        model_tflops_per_device=400.0,
         mfu=0.4,
-        mfu_full_attention=0.4,
+        mfu_full_attention=0.41,
         hfu=0.4,
-        breakdown_s={"forward": 1.0},
-        memory=Memory(capacity_gib=80, usable_gib=70, peak_gib=60, verdict="fits", stages=()),
+        breakdown_s={"forward": 8.0},
+        memory=Memory(capacity_gib=80.0, usable_gib=72.0, peak_gib=60.0, verdict="fits", stages=()),
         traffic_gib={},
-        cross_supernode_share=0.0,
+        cross_supernode_share=0.1,
         devices_used=layout.devices,
         devices_idle=problem.devices - layout.devices,
     )
-    return Plan(paraplan="test", problem=problem, assumptions=(), plan=priced, certificate=certificate)
+    return Plan(paraplan="0.1.0", problem=problem, assumptions=(), plan=priced, certificate=certificate)
 
 
 def ragged(rng: random.Random, problem: Problem, layout: Layout, layers: int, blocks: int) -> Split:

@@ -211,6 +211,7 @@ def test_deepspeed_says_what_the_program_must_do(make_plan: MakePlan) -> None:
     assert json.loads(files[DEEPSPEED])["pipeline"] == {"stages": 4, "partition": "uniform"}
     assert "num_stages=4" in files["deepspeed.md"] and "every layer is checkpointed" in files["deepspeed.md"]
     assert json.loads(files["model.json"])["hidden_size"] == 8192
+    assert "export SEQ_LEN=4096" in files["deepspeed.sh"]
 
 
 def test_job_counts_supernodes(make_plan: MakePlan) -> None:

@@ -431,3 +431,29 @@ def test_ways_to_cut_stages_that_exclude_each_other() -> None:
     assert broken(f"--num-layers 8 --noop-layers 7 {string}") == {"C063", "C072"}
     assert broken("--num-layers 8 --noop-layers 7 --num-layer-list 3,4") == {"C072"}
     assert "C074" in broken(f"--num-layers 7 {string} --schedules-method dualpipev")
+
+
+OWN_MODEL = """\
+parallel_config: {{data_parallel: 4, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 8}}
+runner_config: {{batch_size: 1}}
+model: {{model_config: {{{fields}}}}}
+"""
+SHAPE = {"num_layers": 24, "num_heads": 16, "n_kv_heads": 8, "hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 32000}
+
+
+def test_mindformers_describes_a_model_of_its_own() -> None:
+    """A model that no catalog has is judged for memory and time: 24·(2048² · 3 + 3·2048·5632 + 2·2048) + 2·32000·2048 + 2048."""
+    fields = ", ".join(f"{name}: {value}" for name, value in {**SHAPE, "seq_length": 4096, "type": "LlamaConfig"}.items())
+    job = read_text(OWN_MODEL.format(fields=fields), "own.yaml")
+    assert job.model is not None
+    assert job.model.parameters() == 24 * (3 * 2048**2 + 3 * 2048 * 5632 + 2 * 2048) + 2 * 32000 * 2048 + 2048
+    found = check(job, cluster="atlas-800t-a2", best=False)
+    assert found.fit is not None and found.fit.verdict == "fits"
+
+
+@pytest.mark.parametrize(("left_out", "said"), [("type", "has no model_type"), ("vocab_size", "vocab_size is missing")])
+def test_what_keeps_a_mindformers_model_from_being_read_is_told(left_out: str, said: str) -> None:
+    given = {**SHAPE, "seq_length": 4096, "type": "LlamaConfig"}
+    fields = ", ".join(f"{name}: {value}" for name, value in given.items() if name != left_out)
+    job = read_text(OWN_MODEL.format(fields=fields), "own.yaml")
+    assert job.model is None and any(said in each for each in job.assumptions)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paraplan.optimizer.readers.arithmetic import arithmetic
-from paraplan.optimizer.readers.shell import options, read_script, unresolved
+from paraplan.optimizer.readers.shell import options, read_script, unresolved, without_value
 from paraplan.search_spaces.errors import InputError
 
 
@@ -107,6 +107,21 @@ def test_what_has_no_value_is_told() -> None:
     assert [unresolved(word) for word in command[2::2]] == [["TP"], ["(…)"], ["(…)"], ["((X+1))"], ["{LIST[3]}"]]
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("$TP", "the file sets no TP"),
+        ("$2", "$2 is an argument of the script"),
+        ("$(cat tp)", "what a command prints"),
+        ("${LIST[3]}", "${LIST[3]} is no plain variable"),
+        ("$((TP * 2))", "TP*2 is worked out of what the file does not set"),
+    ],
+)
+def test_what_has_no_value_is_told_with_the_reason(value: str, why: str) -> None:
+    (word,) = words(f"run {value}")[1:]
+    assert why in without_value(f"--tp {word}")
+
+
 def test_the_last_value_wins_and_others_are_told() -> None:
     script = read_script("TP=2\nTP=4\nPP=1\nrun $TP")
     assert script.commands[-1] == ["run", "4"]
@@ -173,3 +188,75 @@ def test_what_is_no_arithmetic(text: str) -> None:
 def test_options() -> None:
     found = options(["python", "x.py", "--a", "1", "2", "--b=c", "--d", "-3", "--e.f", "g"])
     assert [(each.name, each.values) for each in found] == [("a", ("1", "2")), ("b", ("c",)), ("d", ("-3",)), ("e.f", ("g",))]
+
+
+@pytest.mark.parametrize(("size", "tp"), [("7b", "2"), ("70b", "8"), ("405b", "8"), ("x", "1")])
+def test_of_a_case_the_branch_that_matches_is_read(size: str, tp: str) -> None:
+    text = "case $SIZE in\n  7b) TP=2 ;;\n  70b | 405*) if true; then TP=8; fi ;;\n  *) TP=1\nesac\nrun --tp $TP"
+    script = read_script(text, {"SIZE": size})
+    assert script.commands[-1] == ["run", "--tp", tp]
+    assert any(said.startswith("case $SIZE: met, so its branch") for said in script.decisions) and not script.conflicts
+
+
+def test_a_case_of_what_has_no_value_is_left_out() -> None:
+    script = read_script("TP=4\ncase $(hostname) in a) TP=2;; *) TP=8;; esac\nrun --tp $TP")
+    assert script.commands[-1] == ["run", "--tp", "4"]
+    assert script.decisions == ["case $(…): cannot be told from the file, so what it guards is left out"]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while [[ $# -gt 0 ]]; do\n  case $1 in\n    --tp) TP=$2; shift 2 ;;\n    *) shift ;;\n  esac\ndone",
+        'while getopts "t:" option; do case $option in t) TP=$OPTARG ;; esac; done',
+        "until [ $N = 4 ]; do TP=2; done",
+    ],
+)
+def test_loops_over_the_script_s_own_arguments_keep_its_defaults(loop: str) -> None:
+    script = read_script(f"N=4\nTP=8\n{loop}\nrun --tp $TP")
+    assert script.commands == [["run", "--tp", "8"]]
+    assert "left out" in script.decisions[0]
+
+
+@pytest.mark.parametrize("loop", ["while true", "until run_again", "while read -r host"])
+def test_a_loop_that_starts_again_is_read_once(loop: str) -> None:
+    script = read_script(f"TP=2\n{loop}; do\n  run --tp $TP --rank $host\n  sleep 1\ndone < hosts")
+    assert [line[:3] for line in script.commands if line[0] == "run"] == [["run", "--tp", "2"]]
+
+
+def test_a_loop_over_words_is_read_for_each() -> None:
+    """What it gathers is whole; of jobs that differ in the variable the first is judged, or the caller's."""
+    text = 'for d in a b c; do DATA="$DATA $d"; done\nfor TP in 2 4; do run --data $DATA --tp $TP; done'
+    assert [line[-1] for line in read_script(text, {"DATA": ""}).commands] == ["2", "4"]
+    gathered = read_script('DATA=\nfor d in a b c; do DATA+=" $d"; done\nrun --data $DATA').commands
+    assert gathered == [["run", "--data", "a", "b", "c"]]
+    assert [line[-1] for line in read_script(text, {"TP": "4"}).commands] == ["4"]
+    assert "--set TP=… names another" in read_script(text).decisions[-1]
+
+
+def test_a_loop_over_what_has_no_value_leaves_it_open() -> None:
+    (command,) = read_script("for n in $(seq 1 8); do run --nodes $n; done").commands
+    assert unresolved(command[-1]) == ["n"]
+
+
+@pytest.mark.parametrize("head", ["train() {", "train ()\n{", "function train {", "function train() {"])
+def test_a_function_is_read_where_it_is_called(head: str) -> None:
+    text = f'TP=1\n{head}\n  local TP=$1; shift\n  run --tp $TP "$@" --n $#\n}}\nunused() {{ run --no; }}\ntrain 8 --pp 2\n'
+    assert read_script(text).commands == [["run", "--tp", "8", "--pp", "2", "--n", "2"]]
+
+
+def test_functions_that_nothing_calls_are_read_if_there_is_nothing_else() -> None:
+    script = read_script("TP=2\ntrain() { run --tp $TP --rank $1; }\n")
+    assert script.commands[0][:3] == ["run", "--tp", "2"] and "function train: nothing in the file calls it" in script.decisions[0]
+
+
+def test_functions_and_loops_without_end() -> None:
+    for text in ("f() { f; f; }\nf", "for a in x; do " * 99 + "y", "f() { g; }\ng() { f; }\nf"):
+        read_script(text)
+    begun = time.process_time()
+    words_of_a_loop = " ".join(map(str, range(60)))
+    loops = "".join(f"for {name} in {words_of_a_loop}; do " for name in "abcdef")
+    for text in (f"{loops} run; {'done; ' * 6}", "if x; then " * 200):
+        with pytest.raises(InputError):
+            read_script(text)
+    assert time.process_time() - begun < 4.0
