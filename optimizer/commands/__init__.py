@@ -10,7 +10,7 @@ from .checking import check_command
 from .explaining import compare_layouts_command, why_command
 from .handing_over import export_command
 from .measuring import calibrate_command, validate_command
-from .picturing import timeline_command
+from .picturing import report_command, timeline_command
 from .placing import experts_command, ranks_command, topology_command
 from .planning import evaluate_command, plan_command
 from .sizing import compare_command, size_command
@@ -29,6 +29,7 @@ COMMANDS: dict[str, Callable[..., Answer]] = {
     "timeline": timeline_command,
     "ranks": ranks_command,
     "topology": topology_command,
+    "report": report_command,
     "experts": experts_command,
     "sweep": sweep_command,
     "validate": validate_command,

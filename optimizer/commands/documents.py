@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.documents import parse_document, to_record
 from ...search_spaces.errors import InputError
+from ...search_spaces.inputs import load_cluster
 from ...search_spaces.layout import Layout, Problem
 from ..layout_words import complete, parse_layout
 from ..result import Plan, PricedLayout
@@ -20,7 +22,9 @@ def read_plan(path: Path) -> Plan:
     document = parse_document(text_of(path, "a plan.json"), str(path), as_json=True)
     if "plan" in document and "certificate" not in document:
         raise InputError(f"{path}: is one layout, as evaluate --json prints it; name what plan --out or plan --json wrote")
-    return to_record(Plan, document, str(path))
+    plan = to_record(Plan, document, str(path))
+    _of(plan.problem, plan.plan, path)
+    return plan
 
 
 def read_priced(path: Path, alternative: int = 0) -> tuple[Problem, PricedLayout]:
@@ -82,7 +86,28 @@ def _of(problem: Problem, priced: PricedLayout, path: Path) -> PricedLayout:
             if not 0 <= first <= last < layers:
                 said = f"stage {stage.stage} holds layers {first} to {last}, and {problem.model.name} has 0 to {layers - 1}"
                 raise InputError(f"{path}: {said}; name a plan as it was written")
+    if layout.devices > problem.devices:
+        said = f"tp·cp·pp·dp = {layout.devices} is more than the {problem.devices} devices of its problem"
+        raise InputError(f"{path}: {said}; name a plan as it was written")
     return priced
+
+
+def lying_as(told: tuple[Problem, PricedLayout] | None, cluster: str, devices: int) -> tuple[ClusterSpec, int]:
+    """The cluster, and how many of its devices are asked for; where a plan spreads just these over supernodes that it does not
+    fill, as it has them.
+    """
+    machine = load_cluster(cluster)
+    if told is None:
+        return machine, devices
+    (problem, priced), (ours, theirs) = told, (_unsized(each) for each in (machine, told[0].cluster))
+    same = ours == theirs and priced.devices_used + priced.devices_idle == devices
+    return (problem.cluster, problem.devices) if same else (machine, devices)
+
+
+def _unsized(cluster: ClusterSpec) -> ClusterSpec:
+    """A cluster whatever its supernodes hold."""
+    levels = tuple(level.model_copy(update={"size": None}) for level in cluster.levels)
+    return cluster.model_construct(**{**dict(cluster), "levels": levels, "max_devices": None})
 
 
 def _facts(problem: Problem) -> dict[str, Any]:

@@ -21,11 +21,15 @@ def export_command(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")],
     framework_version: FrameworkVersion = None,
     refined: Annotated[bool, typer.Option("--refined", help="Write the layout that plan --refine found.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over files in DIR that read otherwise.")] = False,
     quiet: Quiet = False,
 ) -> Answer:
-    """Write a plan as a training framework's own files, a scheduler's job file or a file of process groups."""
+    """Write a plan as a training framework's own files, a scheduler's job file or a file of process groups.
+
+    Files are written all or none, and never over others of their names unless --force says so.
+    """
     from ..exporters import render
-    from ..writing import replaced, write_folder
+    from ..writing import refuse_replacing, replaced, write_folder
     from .documents import read_plan
 
     plan = read_plan(plan_file)
@@ -33,6 +37,8 @@ def export_command(
         raise InputError(f"--refined: {plan_file} has no refined layout; write it with plan --refine, or leave the option out")
     chosen = plan.model_copy(update={"plan": plan.refined.plan}) if refined and plan.refined is not None else plan
     files = render(chosen, to, framework_version)
+    if not force:
+        refuse_replacing(out, files)
     notes = replaced(out, files)
     written = write_folder(out, files)
     return Answer(lambda: print(*written, sep="\n"), () if quiet else notes)

@@ -28,7 +28,7 @@ def number(text: str | float) -> float:
 
 def stated(option: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
     """The texts of an option that may be left out but not left empty, as an unset variable of a script leaves it."""
-    if any(not text.strip() for text in values or ()):
+    if any(not text.strip(" ,") for text in values or ()):
         raise InputError(f"--{option.name}: is empty; give what the option is to say, or leave it out")
     return values
 

@@ -1,4 +1,4 @@
-"""timeline."""
+"""timeline and report."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..step_timeline import StepTimeline
 
 KINDS = (".json", ".svg", ".png", ".html")
+PAGES = (".html", ".svg", ".txt")
 TOLD_APART = 1e-9  # relative difference of step times from which a document was priced with other figures
 
 
@@ -67,6 +68,40 @@ def timeline_command(
             "by other figures, by another version, or edited since"
         )
     return Answer(lambda: None, () if quiet else tuple(notes))
+
+
+def report_command(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by plan --out or plan --json.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="A page with pictures (.html), a picture of the terminal (.svg), or .txt."
+        ),
+    ],
+    profile: Profile = None,
+    quiet: Quiet = False,
+) -> Answer:
+    """Write a plan down to read and to pass on: all that plan prints, with its stages and pictures."""
+    kind = out.suffix.lower()
+    if kind not in PAGES:
+        raise InputError(f"{out}: ends in {out.suffix!r}; give a name that ends in {', '.join(PAGES)}")
+    from ..reports.plan_page import plan_page, plan_picture, plan_text
+    from ..step_timeline import step_timeline
+    from ..writing import spare_inputs, write_file
+    from .documents import read_plan
+
+    spare_inputs({"--out": out}, (plan_file, profile))
+    found = read_plan(plan_file)
+    if kind == ".svg":
+        document = plan_picture(found)
+    else:
+        try:
+            step = step_timeline(found.problem, found.plan.layout, profile)
+        except ValueError as error:
+            raise InputError(f"{plan_file}: {error}") from error
+        document = plan_page(found, step) if kind == ".html" else plan_text(found, step)
+    write_file(out, document)
+    return Answer(lambda: None, () if quiet else (f"wrote {out}",))
 
 
 def _refuse_odd_grids(layout: Layout, devices: int, plan_file: Path) -> None:

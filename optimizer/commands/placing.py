@@ -13,6 +13,7 @@ from .answers import Answer
 from .options import AsJson, Profile, Quiet, whole
 
 if TYPE_CHECKING:
+    from ...search_spaces.model import ModelSpec
     from ..rank_files import Seats
     from ..result import Plan
 
@@ -35,7 +36,7 @@ def ranks_command(
     quiet: Quiet = False,
 ) -> Answer:
     """Write which server takes which ranks: a host file in the order of supernodes and, for Ascend, HCCL's rank table."""
-    from ..rank_files import WHERE_FROM, missing, read_hosts, seats, unwritten
+    from ..rank_files import read_hosts, seats
     from ..writing import spare_inputs, write_folder
     from .documents import read_plan, text_of
 
@@ -43,13 +44,9 @@ def ranks_command(
         spare_inputs({"--out": out / name}, (plan_file, hosts))
     plan = read_plan(plan_file)
     given = None if hosts is None else read_hosts(text_of(hosts, "a list of servers"), str(hosts))
-    cluster = plan.problem.cluster
-    seated = seats(plan.plan.layout, cluster, given)
+    seated = seats(plan.plan.layout, plan.problem.cluster, given)
     written = write_folder(out, _files(plan, seated))
-    blank = missing(seated, cluster)
-    notes = [f"rank_table.json leaves out {name}: {WHERE_FROM[name]}" for name in blank]
-    notes += [why] if (why := unwritten(cluster)) is not None else []
-    return Answer(lambda: print(*written, sep="\n"), () if quiet else tuple(notes))
+    return Answer(lambda: print(*written, sep="\n"), () if quiet else _notes(plan, seated))
 
 
 def topology_command(
@@ -127,7 +124,7 @@ def experts_command(
     return Answer(show, notes)
 
 
-def measured_imbalance(path: Path | None, model: str) -> dict[int, float]:
+def measured_imbalance(path: Path | None, model: str | ModelSpec) -> dict[int, float]:
     """Tokens of the fullest device over the mean by ep, from a file of loads for a model's experts; nothing without a file."""
     if path is None:
         return {}
@@ -140,11 +137,12 @@ def measured_imbalance(path: Path | None, model: str) -> dict[int, float]:
     return imbalance_by_ep(read_loads(text_of(path, "a table of loads"), str(path), experts))
 
 
-def seating_files(plan: Plan) -> dict[str, str]:
-    """Host file and rank table of a plan whose servers have no addresses yet."""
+def seating_files(plan: Plan) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Host file and rank table of a plan whose servers have no addresses yet, and what these leave open, in sentences."""
     from ..rank_files import seats
 
-    return _files(plan, seats(plan.plan.layout, plan.problem.cluster))
+    seated = seats(plan.plan.layout, plan.problem.cluster)
+    return _files(plan, seated), _notes(plan, seated)
 
 
 def _files(plan: Plan, seated: Seats) -> dict[str, str]:
@@ -152,3 +150,13 @@ def _files(plan: Plan, seated: Seats) -> dict[str, str]:
 
     table = rank_table(seated, plan.problem.cluster)
     return {HOSTS: host_file(seated), **({} if table is None else {RANKS: table})}
+
+
+def _notes(plan: Plan, seated: Seats) -> tuple[str, ...]:
+    """Fields of the rank table that only the machine knows, or why there is no rank table."""
+    from ..rank_files import WHERE_FROM, missing, unwritten
+
+    cluster = plan.problem.cluster
+    blank = (f"{RANKS} leaves out {name}: {WHERE_FROM[name]}" for name in missing(seated, cluster))
+    why = unwritten(cluster)
+    return (*blank, *(() if why is None else (why,)))

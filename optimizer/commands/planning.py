@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,41 +15,25 @@ from .options import (
     AsJson,
     Checkpoint,
     Cluster,
-    Constraint,
     Devices,
-    ExpertImbalance,
-    ExpertLoads,
-    Fix,
-    Forbid,
-    Framework,
-    FrameworkVersion,
     Free,
     GlobalBatch,
-    Inside,
     Lost,
-    MemoryMargin,
     Model,
-    OffloadTo,
-    Precision,
     Profile,
     Quiet,
-    RankOrder,
-    Reserve,
     SeqLen,
     Slow,
-    StackName,
     Stages,
-    VocabSize,
     number,
     whole,
 )
-from .placing import measured_imbalance, seating_files
+from .plan_files import cannot_say, check_output, write_plan
+from .problem_options import ProblemOptions, SearchOptions, spread
 
 if TYPE_CHECKING:
-    from ...search_spaces.cluster import ClusterSpec
     from ...search_spaces.layout import Layout, Problem
     from ..deadline import Deadline
-    from ..leftover import Left
     from ..result import Plan, PricedLayout
     from ..study import Refine
     from ..supernode_result import CheckpointTraffic, StepAt
@@ -58,6 +41,7 @@ if TYPE_CHECKING:
 ILLEGAL = "this layout is not legal"
 
 
+@spread
 def plan_command(
     model: Model,
     cluster: Cluster,
@@ -66,25 +50,16 @@ def plan_command(
     devices: Annotated[
         int | None, typer.Option("--devices", parser=whole, metavar="N", help="Devices (ranks) of the job; with --free their sum.")
     ] = None,
-    stack: StackName = None,
-    precision: Precision = "bf16",
-    fix: Fix = None,
-    forbid: Forbid = None,
-    constraint: Constraint = None,
+    *,
+    asked: SearchOptions,
     schedule: Annotated[
         str | None,
         typer.Option("--schedule", metavar="NAME,…", help="Orders of passes to search: zb-v, dualpipev, …, or any."),
     ] = None,
-    inside: Inside = None,
-    rank_order: RankOrder = "flags",
     checkpoint: Checkpoint = None,
     free: Free = None,
     lost: Lost = None,
     slow: Slow = None,
-    reserve: Reserve = None,
-    offload_to: OffloadTo = None,
-    framework: Framework = None,
-    framework_version: FrameworkVersion = None,
     profile: Profile = None,
     objective: Annotated[
         str,
@@ -117,10 +92,6 @@ def plan_command(
         int,
         typer.Option("--top", parser=whole, metavar="K", help="Layouts to report: the best of each frame (tp, cp, …)."),
     ] = 5,
-    memory_margin: MemoryMargin = None,
-    vocab_size: VocabSize = None,
-    expert_imbalance: ExpertImbalance = None,
-    expert_loads: ExpertLoads = None,
     current: Annotated[
         Path | None, typer.Option("--from", metavar="CURRENT.json", help="What runs now: a plan.json, or a file with tp=8,pp=4,….")
     ] = None,
@@ -135,38 +106,17 @@ def plan_command(
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise InputError(f"--time-limit {time_limit:g}: must be a number of seconds greater than 0")
     if out is not None:
-        check_output(out, framework, framework_version)
-    from ...search_spaces.inputs import build_problem
+        check_output(out, asked.framework, asked.framework_version)
     from ..aims import parse_aims
     from ..checkpoint_traffic import parse_way, with_checkpoints
     from ..deadline import Deadline
+    from ..leftover import what_is_left
     from ..planner import plan, with_schedules
 
     parse_aims(objective, device_hour_price)  # raises, naming what is wrong
-    asked = refine_asked(refine, trials, hedge_imbalance, hedge_by)
+    study = refine_asked(refine, trials, hedge_imbalance, hedge_by)
     machine, given, left = what_is_left(cluster, devices, free, lost or (), slow or ())
-    problem = build_problem(
-        model,
-        machine,
-        given,
-        global_batch,
-        seq_len,
-        stack,
-        precision,
-        framework=framework,
-        framework_version=framework_version,
-        fix=",".join(fix or ()),
-        forbid=forbid or (),
-        constraint=constraint or (),
-        inside=() if inside == ["none"] else inside or (),
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        measured_imbalance=measured_imbalance(expert_loads, model),
-        vocab_size=vocab_size,
-        reserved_gib=reserve,
-        offload_to=offload_to,
-        rank_order=rank_order,
-    )
+    problem = asked.sought(model, machine, given, global_batch, seq_len)
     problem = problem if schedule is None else with_schedules(problem, schedule)
     running = None if current is None else _read_running(current, problem)
     way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
@@ -184,8 +134,8 @@ def plan_command(
                 device_hour_price=device_hour_price,
                 sensitivity=sensitivity,
                 robust=robust,
-                refine=asked,
-                inside_by_default=not inside,
+                refine=study,
+                inside_by_default=not asked.inside,
                 left=left,
             )
             if running is not None:
@@ -193,13 +143,14 @@ def plan_command(
             if way is not None:
                 found = with_checkpoints(found, way, profile)
         notes = (
-            _cannot_say(found, framework, framework_version)
+            cannot_say(found, asked.framework, asked.framework_version)
             if out is None
-            else _write_plan(found, out, framework, framework_version)
+            else write_plan(found, out, asked.framework, asked.framework_version)
         )
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
-    if found.certificate.status != "optimal" and found.front_certificate is None:
+    waits = found.devices_left is not None and found.devices_left.slow is not None
+    if found.certificate.status != "optimal" and found.front_certificate is None and not waits:
         notes = (f"stopped early: the best layout so far, within {found.certificate.gap:.0%} of the best there can be", *notes)
     notes = (*found.unanswered, *notes)
     if as_json:
@@ -207,6 +158,7 @@ def plan_command(
     return Answer(lambda: _render(found, current, stages, profile), () if quiet else notes)
 
 
+@spread
 def evaluate_command(
     model: Model,
     cluster: Cluster,
@@ -221,20 +173,11 @@ def evaluate_command(
             help="tp=8,pp=16,vpp=2,recompute=selective,stages=E|(t|)*30tL, or the plan.json that holds one.",
         ),
     ],
-    stack: StackName = None,
-    precision: Precision = "bf16",
-    inside: Inside = None,
-    rank_order: RankOrder = "flags",
+    *,
+    asked: ProblemOptions,
     checkpoint: Checkpoint = None,
-    framework: Framework = None,
-    framework_version: FrameworkVersion = None,
     profile: Profile = None,
-    memory_margin: MemoryMargin = None,
-    offload_to: OffloadTo = None,
-    vocab_size: VocabSize = None,
-    expert_imbalance: ExpertImbalance = None,
     stages: Stages = False,
-    expert_loads: ExpertLoads = None,
     at_imbalance: Annotated[
         str | None, typer.Option("--at-imbalance", metavar="F,…", help="Show the step at these imbalances of the experts too.")
     ] = None,
@@ -243,34 +186,18 @@ def evaluate_command(
 ) -> Answer:
     """Price one layout and say whether it is legal. What --layout leaves out follows: dp from the devices, the rest is 1 or off."""
     from ...cost_models.profile import load_profile
-    from ...search_spaces.inputs import build_problem
     from ..checkpoint_traffic import checkpoint_traffic, parse_way
     from ..layout_words import complete, parse_layout
     from ..planner import assumptions, evaluate, schedule_assumptions
-    from .documents import read_priced
+    from .documents import lying_as, read_priced
 
-    whole_layout = read_priced(Path(layout))[1].layout if layout.endswith(".json") else None
+    told = read_priced(Path(layout)) if layout.endswith(".json") else None
+    whole_layout = None if told is None else told[1].layout
+    machine, given_devices = lying_as(told, cluster, devices)
     given = parse_layout(layout) if whole_layout is None else {"etp": str(whole_layout.etp), "offload": whole_layout.offload}
-    problem = build_problem(
-        model,
-        cluster,
-        devices,
-        global_batch,
-        seq_len,
-        stack,
-        precision,
-        framework=framework,
-        framework_version=framework_version,
-        # etp, or else an assumption would fix it to 1; offload, since some rules are said only where it is asked for
-        fix=",".join(f"{name}={given[name]}" for name in ("etp", "offload") if name in given),
-        inside=inside or (),
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        measured_imbalance=measured_imbalance(expert_loads, model),
-        vocab_size=vocab_size,
-        offload_to=offload_to,
-        rank_order=rank_order,
-    )
+    # etp, or else an assumption would fix it to 1; offload, since some rules are said only where it is asked for
+    fix = ",".join(f"{name}={given[name]}" for name in ("etp", "offload") if name in given)
+    problem = asked.problem(model, machine, given_devices, global_batch, seq_len, fix=fix)
     way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
     try:
         priced, broken = evaluate(problem, whole_layout or complete(problem, given), profile=profile)
@@ -322,52 +249,6 @@ def _imbalances(text: str, flag: str = "--hedge-imbalance") -> tuple[float, ...]
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError as error:
         raise InputError(f"{flag} {text!r}: must be numbers with commas between them, as 1.0,1.5,2.0") from error
-
-
-def check_output(directory: Path, framework: str | None, framework_version: str | None) -> None:
-    """Refuses before the search what could not be written after it."""
-    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise InputError(f"{nearest}: a file of this name is in the way; name a folder to write to")
-    if framework is not None:
-        from ..exporters import EXPORTERS
-
-        if framework not in EXPORTERS:
-            raise InputError(f"--framework {framework!r} cannot be written to --out; there is {', '.join(EXPORTERS)}")
-        from ..exporters.knobs import FRAMEWORKS, dialect
-
-        if framework_version is not None and framework in FRAMEWORKS:
-            dialect(framework, framework_version)  # raises, naming the versions that it knows
-
-
-def what_is_left(
-    cluster: str, devices: int | None, free: str | None, lost: Sequence[str], slow: Sequence[str]
-) -> tuple[ClusterSpec, int, Left | None]:
-    """The cluster as it runs now, the devices that the job had, and what is left of them, None if that is all of them.
-
-    InputError for what is missing, contradicts itself or leaves nothing.
-    """
-    from ...search_spaces.degraded import DEVICE, after_loss, check_free, parse_free, parse_slow, slowed, supernode_counts
-    from ...search_spaces.inputs import check_devices, load_cluster
-    from ..leftover import Left
-
-    machine, slower = load_cluster(cluster), parse_slow(slow)
-    if free is None and devices is None:
-        raise InputError("devices: say how many with --devices, or what each supernode has with --free")
-    counts = parse_free(free) if free is not None else ()
-    total = devices if devices is not None else sum(counts)
-    check_devices(machine, total)
-    if counts and sum(counts) != total:
-        raise InputError(f"free: {sum(counts)} devices in all, where --devices says {total}; leave one of the two out")
-    counts = counts or supernode_counts(machine, total)
-    check_free(machine, counts)
-    for loss in lost:
-        counts = after_loss(machine, counts, loss)
-    running = slowed(machine, slower)
-    unslowed = slowed(machine, {name: share for name, share in slower.items() if name != DEVICE}) if DEVICE in slower else None
-    if free is None and not lost and unslowed is None:
-        return running, total, None
-    return running, total, Left(counts, total if lost else None, unslowed)
 
 
 def _read_running(path: Path, problem: Problem) -> Layout:
@@ -456,52 +337,3 @@ def _priced_json(
     if draining is not None:
         document["checkpoint"] = draining
     return to_json(document, indent=2, exclude_none=True, inf_nan_mode="null").decode()
-
-
-def _cannot_say(plan: Plan, framework: str | None, framework_version: str | None) -> tuple[str, ...]:
-    """What a framework that was asked for cannot express of the plan, in sentences: better told now than at its export."""
-    if framework is None:
-        return ()
-    from ..exporters import EXPORTERS, render_if_possible
-
-    return render_if_possible(plan, framework, framework_version)[1] if framework in EXPORTERS else ()
-
-
-def _write_plan(plan: Plan, directory: Path, framework: str | None, framework_version: str | None) -> tuple[str, ...]:
-    """Writes plan.json and the framework's files, all or none; returns what was done, in sentences.
-
-    Where the framework cannot express the plan, the plan is written alone; Infeasible then, if the framework was asked for.
-    """
-    from ..exporters import render, render_if_possible
-    from ..writing import replaced, write_folder
-
-    missed = None
-    try:
-        launch, notes = (
-            (render(plan, framework, framework_version), ())
-            if framework
-            else render_if_possible(plan, plan.problem.stack.framework)
-        )
-    except Infeasible as error:
-        launch, notes, missed = {}, (), error
-    files = {"plan.json": plan_json(plan), **seating_files(plan), **launch}
-    others = replaced(directory, files)
-    write_folder(directory, files)
-    if missed is not None:
-        raise Infeasible(f"{', '.join(files)} are in {directory}, launch files are not: {missed.summary}", missed.reasons)
-    return (f"wrote {', '.join(files)} to {directory}", *others, *notes)
-
-
-def plan_json(plan: Plan) -> str:
-    """plan.json with its groups and ranks, a dimension on one line: thousands of ranks would otherwise take a line each."""
-    import json
-
-    from ..ranks import groups, placement
-
-    layout = plan.plan.layout
-    columns = {name: column.tolist() for name, column in placement(layout, plan.problem.cluster).items() if name != "rank"}
-    rest = plan.model_copy(update={"groups": None, "ranks": None}).to_json().removesuffix("\n}")
-    for key, value in (("groups", groups(layout)), ("ranks", columns)):
-        lines = ",\n".join(f'    "{name}": {json.dumps(entries)}' for name, entries in value.items())
-        rest += f',\n  "{key}": {{\n{lines}\n  }}'
-    return f"{rest}\n}}\n"

@@ -15,7 +15,7 @@ from ..streams import INTERRUPTED, Meter
 from .answers import BAD_INPUT, DONE, NO_LAYOUT, Answer, at_least_one
 from .handing_over import TARGETS
 from .options import AsJson, FrameworkVersion, Quiet, whole
-from .planning import check_output
+from .plan_files import check_output
 
 if TYPE_CHECKING:
     from ..sweeps.grid import Point

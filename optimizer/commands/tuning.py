@@ -13,23 +13,13 @@ from ..streams import Meter
 from .answers import Answer, refusal
 from .options import (
     AsJson,
-    Constraint,
-    ExpertImbalance,
-    Fix,
-    Forbid,
-    Framework,
-    FrameworkVersion,
-    Inside,
-    MemoryMargin,
-    Precision,
     Profile,
     Quiet,
-    StackName,
-    VocabSize,
     number,
     whole,
 )
-from .planning import check_output, plan_json
+from .plan_files import check_output, plan_json
+from .problem_options import SearchOptions, spread
 
 if TYPE_CHECKING:
     from ...search_spaces.layout import Problem
@@ -48,6 +38,7 @@ OptionalModel = Annotated[
 Trial = Annotated[int, typer.Option("--trial", parser=whole, metavar="N", help="The proposal that was run.")]
 
 
+@spread
 def ask_command(
     study: StudyName,
     model: OptionalModel = None,
@@ -58,18 +49,9 @@ def ask_command(
     ] = None,
     seq_len: Annotated[int | None, typer.Option("--seq-len", parser=whole, metavar="S", help="Tokens per sequence.")] = None,
     storage: Storage = "tune.db",
-    stack: StackName = None,
-    precision: Precision = "bf16",
-    fix: Fix = None,
-    forbid: Forbid = None,
-    constraint: Constraint = None,
-    inside: Inside = None,
-    framework: Framework = None,
-    framework_version: FrameworkVersion = None,
+    *,
+    asked: SearchOptions,
     profile: Profile = None,
-    memory_margin: MemoryMargin = None,
-    vocab_size: VocabSize = None,
-    expert_imbalance: ExpertImbalance = None,
     again: Annotated[
         int | None, typer.Option("--again", parser=whole, metavar="N", help="Hand out running proposal N once more.")
     ] = None,
@@ -81,30 +63,17 @@ def ask_command(
 ) -> Answer:
     """Propose the layout to run next, and mark it as running."""
     if out is not None:
-        check_output(out, framework, framework_version)
+        check_output(out, asked.framework, asked.framework_version)
     problem: Problem | None = None
     if model is not None:
-        from ...search_spaces.inputs import build_problem
-
-        problem = build_problem(
+        problem = asked.sought(
             model,
             _given("--cluster", cluster),
             _given("--devices", devices),
             _given("--global-batch", global_batch),
             _given("--seq-len", seq_len),
-            stack,
-            precision,
-            framework=framework,
-            framework_version=framework_version,
-            fix=",".join(fix or ()),
-            forbid=forbid or (),
-            constraint=constraint or (),
-            inside=inside or (),
-            memory_margin=memory_margin,
-            expert_imbalance=expert_imbalance,
-            vocab_size=vocab_size,
         )
-    elif any((cluster, devices, global_batch, seq_len, stack, fix, forbid, constraint, inside, profile)):
+    elif any((cluster, devices, global_batch, seq_len, profile)) or not asked.untouched:
         raise InputError("tune ask: options of a problem need MODEL before them; left out altogether, the study's own stands")
     from ..reports import tuning as report
     from ..tune import again as hand_out
@@ -118,7 +87,7 @@ def ask_command(
             proposal, plan = ask(opened, subject, meter) if again is None else hand_out(opened, again)
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
-    notes = () if out is None else _write(plan, out / f"trial-{proposal.number}", framework_version)
+    notes = () if out is None else _write(plan, out / f"trial-{proposal.number}", asked.framework_version)
     if as_json:
         document = report.proposal_json(proposal, plan)
         return Answer(lambda: print(document))

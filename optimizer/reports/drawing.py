@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 NARROW, WIDE, WIDEST = 60, 132, 168
 INDENT = 2
 LABEL, STRONG, GOOD, DOUBT, BAD = "dim", "bold", "green", "yellow", "red"
+LEAST_WORDS = 16
+"""Columns in which words still wrap well."""
 EIGHTHS = "▏▎▍▌▋▊▉█"
 
 
@@ -21,12 +23,35 @@ def width_of(console: Console) -> int:
 
 
 def print_sections(console: Console, sections: Iterable[RenderableType], width: int) -> None:
-    """Prints the sections with a blank line after each; rich fills lines up with blanks, which are taken off again."""
+    """Prints the sections with a blank line after each; rich fills lines up with blanks, which are taken off again.
+
+    A table that needs more columns than there are gets them, and the terminal breaks its lines: pressed in, it would lose digits.
+    """
     for each in sections:
+        needed = max(width, least_width(each))
+        console.width = max(console.width, needed)
         with console.capture() as captured:
-            console.print(each, width=width, highlight=False)
+            console.print(each, width=needed, highlight=False)
         lines = [line.rstrip() for line in captured.get().splitlines()]
         console.file.write("\n".join([*lines, "", ""]))
+
+
+def least_width(part: RenderableType) -> int:
+    """Columns that the tables of a part need so that only what is free to wrap is broken."""
+    if isinstance(part, Group):
+        return max(map(least_width, part.renderables), default=0)
+    if isinstance(part, Padding):
+        return part.left + least_width(part.renderable)
+    if not isinstance(part, Table):
+        return 0
+    gaps = sum(part.padding[1] for _ in part.columns[1:])
+    return gaps + sum(max((_cell_width(cell, column) for cell in column.cells), default=0) for column in part.columns)
+
+
+def _cell_width(cell: RenderableType, column: Column) -> int:
+    if not isinstance(cell, Text):
+        return least_width(cell)
+    return cell.cell_len if column.no_wrap else min(cell.cell_len, LEAST_WORDS)
 
 
 def section(title: str, *body: RenderableType, note: Text | None = None) -> Group:

@@ -48,8 +48,8 @@ def _layers(found: ExpertPlacement) -> RenderableType:
     """A row per layer; imbalances are loads of the fullest rank over the mean."""
     windows = found.layers[0].worst_window is not None
     across = found.supernodes > 1
-    heads = ["layer", "today", "LPT", "placed", "bound", "gap", *(["across supernodes"] * across), *(["worst window"] * windows)]
-    table = grid(*["right"] * len(heads), gap=3)
+    heads = ["layer", "today", "LPT", "placed", "bound", "gap", *(["across"] * across), *(["worst window"] * windows)]
+    table = grid(*["right"] * len(heads))
     table.add_row(*(Text(head, style=LABEL) for head in heads))
     shown = sorted(sorted(found.layers, key=lambda each: -each.today)[:SHOWN_LAYERS], key=lambda each: each.layer)
     for each in shown:

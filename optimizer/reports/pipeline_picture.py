@@ -262,12 +262,16 @@ def _memory(scene: Scene, step: StepTimeline, windows: Sequence[Window], top: fl
     for height, colour, text in sorted(heights):
         at = max(height + 4.0, at + spread)
         scene.labels.append(Label(WIDTH - RIGHT + 10.0, at, text, 11.0, colour))
-    scene.labels.append(Label(LEFT, bottom + 22.0, _memory_words(stages, fullest), 12.0, GREY))
+    scene.labels.append(Label(LEFT, bottom + 22.0, _memory_words(stages, step.layout.pp), 12.0, GREY))
 
 
-def _memory_words(stages: Sequence[int], fullest: int) -> str:
-    shown = "the stages" if len(stages) < len(CURVES) else "the first, a middle, the last and the fullest stage"
-    return f"Memory of {shown} over time, with its peak at the right; stage {fullest} is the fullest."
+def _memory_words(stages: Sequence[int], pp: int) -> str:
+    """Which stages are shown, the fullest first, of how many."""
+    apart = len(stages) == len(CURVES)
+    some = "the first, a middle, the last and the fullest stage" if apart else "the first, a middle and the last stage"
+    shown = some if len(stages) < pp else "every stage" if pp > 1 else "the stage"
+    fullest = f"; stage {stages[0]} is the fullest" if pp > 1 else ""
+    return f"Memory of {shown} over time, with its peak at the right{fullest}."
 
 
 def _stairs(times: Floats, gib: Floats, window: Window, y: Callable[[float], float]) -> list[tuple[float, float]]:

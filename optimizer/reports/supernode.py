@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..result import Plan
-from ..supernode_result import CheckpointTraffic, DevicesLeft, InsideCost, LeftOption, ReservePrice
+from ..supernode_result import CheckpointTraffic, DevicesLeft, InsideCost, LeftOption, ReservePrice, SlowPlace
 from . import wording
 from .drawing import DOUBT, GOOD, LABEL, STRONG, grid, section
 from .further import degrees
@@ -56,20 +56,19 @@ def _left(left: DevicesLeft) -> Group:
     free = ", ".join(f"{units:,} × {size:,}" for size, units in counts.items())
     idle = f"{left.used:,} used, {left.idle:,} idle" if left.idle else f"all {left.used:,} used"
     table = grid("wrap", "right", "right", "wrap")
-    table.add_row(*(Text(text, style=LABEL) for text in ("ways to go on", "step", "idle", "layout")))
+    ways, where = ("spreads", "as allocated") if left.open else ("ways to go on", "free in supernodes")
+    table.add_row(*(Text(text, style=LABEL) for text in (ways, "step", "idle", "layout")))
     for option in (*left.options, *((left.whole,) if left.whole else ())):
         table.add_row(*_row(option, left.options))
-    head = Text.assemble(("free in supernodes ", LABEL), free, f"   {idle}")
-    return section("Devices left", head, *_slow(left), Text(), table)
+    head = Text.assemble((f"{where} ", LABEL), free, f"   {idle}")
+    return section("Devices over supernodes" if left.open else "Devices left", head, *_slow(left), Text(), table)
 
 
 def slow_words(plan: Plan) -> list[Text]:
     """What the headline's step is of where a device of the plan is slow."""
     if plan.devices_left is None or (place := plan.devices_left.slow) is None:
         return []
-    step = wording.seconds(place.step_time_s)
-    words = f"that is if every device were slow; with the slow one in stage {place.stage}, as advised below, a step takes {step}"
-    return [Text(words, style=DOUBT)]
+    return [Text(f"that is with the slow device in stage {place.stage}, as advised below{_elsewhere(place)}", style=DOUBT)]
 
 
 def _slow(left: DevicesLeft) -> Iterator[Text]:
@@ -77,18 +76,23 @@ def _slow(left: DevicesLeft) -> Iterator[Text]:
     place = left.slow
     if place is None:
         return
-    step, none = (wording.seconds(each) for each in (place.step_time_s, place.spared_step_time_s))
-    said = f"   step {step}; {none} if none were slow"
+    where = f"stage {place.stage} (rank {place.rank}, server {place.host})"
+    step = wording.seconds(place.step_time_s)
+    yield Text.assemble(("put the slow device into ", LABEL), (where, STRONG), f"   step {step}{_elsewhere(place)}")
+
+
+def _elsewhere(place: SlowPlace) -> str:
+    """What a step would take without the slow device, and with it where it does most harm."""
+    said = f"; {wording.seconds(place.spared_step_time_s)} if none were slow"
     if place.worst_step_time_s > place.step_time_s * (1.0 + WORTH_SAYING):
         said += f", {wording.seconds(place.worst_step_time_s)} with it in stage {place.worst_stage}"
-    where = f"stage {place.stage} (rank {place.rank}, server {place.host})"
-    yield Text.assemble(("put the slow device into ", LABEL), (where, STRONG), said)
+    return said
 
 
 def _row(option: LeftOption, options: Sequence[LeftOption]) -> tuple[Text, Text, Text, Text]:
     style = STRONG if option is options[0] else ""
     if option.step_time_s is None or option.layout is None:
-        return Text(option.words), Text("–"), Text("–"), Text("nothing fits")
+        return Text(option.words), Text("–"), Text("–"), Text("nothing faster" if option.beaten else "nothing fits")
     idle = f"{option.devices_idle:,}"
     return (
         Text(option.words, style=style),

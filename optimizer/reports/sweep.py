@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,12 +14,14 @@ from ..sweeps.grid import AXES
 from ..sweeps.point import PLANNED
 from ..sweeps.table import Row
 from . import wording
-from .drawing import BAD, LABEL, grid, print_sections, section, width_of
+from .drawing import BAD, INDENT, LABEL, STRONG, grid, print_sections, section, width_of
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp")
 SHORT = {"global_batch": "batch", "seq_len": "seq"}
 FEW_REASONS = 8
 FULL_WIDTH = 110
+GAP, LEAST_LAYOUT = 2, 22
+"""Columns between columns, and of the layout at least where names stand beside it."""
 
 
 def render_sweep(rows: Sequence[Row], left: int, where: str, console: Console) -> None:
@@ -30,7 +33,7 @@ def render_sweep(rows: Sequence[Row], left: int, where: str, console: Console) -
     if not rows:
         print_sections(console, [section(where, Text("no points"), note=title)], width)
         return
-    sections: list[RenderableType] = [section(where, _table(rows, width), note=title)]
+    sections: list[RenderableType] = [section(where, *_table(rows, width), note=title)]
     reasons = Counter(row["reason"] for row in rows if row["reason"])
     if reasons:
         sections.append(section("Without a plan", *_reasons(reasons)))
@@ -42,19 +45,43 @@ def _others(rows: Sequence[Row]) -> list[str]:
     return [f"{count:,} {status}" for status, count in counts.items()]
 
 
-def _table(rows: Sequence[Row], width: int) -> RenderableType:
-    """Axes that do not vary stand in the caption above, not in every line."""
+def _table(rows: Sequence[Row], width: int) -> list[RenderableType]:
+    """Axes that do not vary are left out; where lines are too short for names, these stand above the lines that share them."""
     options = sorted({name for row in rows for name in row if name.startswith("option ")})
     axes = [name for name in (*AXES, *options) if len({str(row.get(name)) for row in rows}) > 1] or ["model"]
     wide = width >= FULL_WIDTH
-    text = {"model", "cluster", "precision", *options}
-    figures = ("step", "tokens/s/device", "MFU") if wide else ("step", "MFU")
-    table = grid(*("wrap" if name in text else "right" for name in axes), *("right" for _ in figures), "wrap")
-    heads = [*(SHORT.get(name, name.removeprefix("option ")) for name in axes), *figures, "layout"]
-    table.add_row(*(Text(head, style=LABEL) for head in heads))
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in axes), *_result(row, wide))
+    named = [name for name in axes if name in {"model", "cluster", "precision", *options}]
+    counted = [name for name in axes if name not in named]
+    told = ("step", "tokens/s/device", "MFU", "layout") if wide else ("step", "MFU", "layout")
+    heads = [*(SHORT.get(name, name) for name in counted), *told]
+    names = [[_cell(row.get(name)) for name in named] for row in rows]
+    figures = [[*(_cell(row.get(name)) for name in counted), *_result(row, wide)] for row in rows]
+    sizes = _sizes([[Text(head) for head in heads], *figures])[:-1]
+    titles = [Text(SHORT.get(name, name.removeprefix("option ")), style=LABEL) for name in named]
+    labels = [Text(head, style=LABEL) for head in heads]
+    if sum(size + GAP for size in (*_sizes([titles, *names]), *sizes)) + LEAST_LAYOUT + INDENT <= width:
+        lines = [[*titles, *labels], *([*name, *figure] for name, figure in zip(names, figures, strict=True))]
+        return [_lines(lines, len(named))]
+    found: list[RenderableType] = [_lines([labels], 0, sizes)]
+    for words, group in groupby(zip(names, figures, strict=True), key=lambda line: " · ".join(map(str, line[0]))):
+        found += [Text(words, style=STRONG)] if words else []
+        found.append(_lines([figure for _, figure in group], 0, sizes))
+    return found
+
+
+def _lines(lines: Sequence[Sequence[Text]], names: int, sizes: Sequence[int] = ()) -> RenderableType:
+    """A table whose first columns are names and whose last one may wrap; the others are at least so wide."""
+    table = grid(*("left" for _ in range(names)), *("right" for _ in range(len(lines[0]) - names - 1)), "wrap", gap=GAP)
+    for column, size in zip(table.columns, sizes, strict=False):
+        column.min_width = size
+    for line in lines:
+        table.add_row(*line)
     return table
+
+
+def _sizes(lines: Sequence[Sequence[Text]]) -> list[int]:
+    """Columns that the longest cell of each column takes."""
+    return [max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)]
 
 
 def _result(row: Row, wide: bool) -> list[Text]:

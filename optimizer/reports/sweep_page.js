@@ -56,8 +56,20 @@ function draw() {
     `${points.length.toLocaleString("en")} of ${SWEEP.points.length.toLocaleString("en")} points, ${planned.length.toLocaleString("en")} with a plan`;
   show("strategies", groups(points, [SWEEP.across, SWEEP.upwards, ...SWEEP.implied]), phase);
   const along = SWEEP.across === "cluster" ? [] : planned; // clusters side by side make no line
-  show("curves", groups(along, [SWEEP.across, "cluster"]).filter(([, held]) => distinct(held, SWEEP.across).length > 1), curve);
-  show("fronts", groups(planned, ["devices", "cluster"]).filter(([, held]) => distinct(held, "speed").length > 1), front);
+  const lines = groups(along, [SWEEP.across, "cluster"]).filter(([, held]) => distinct(held, SWEEP.across).length > 1);
+  show("curves", lines, curve, missing(points, lines, `with no other ${SWEEP.names[SWEEP.across]} to draw a line to`));
+  const fronts = groups(planned, ["devices", "cluster"]).filter(([, held]) => distinct(held, "speed").length > 1);
+  show("fronts", fronts, front, missing(points, fronts, "with no other of the same problem to trade against"));
+}
+
+// Which points no panel shows, and why.
+function missing(points, panels, alone) {
+  const drawn = new Set(panels.flatMap(([, held]) => held));
+  const left = points.filter((point) => !drawn.has(point));
+  const unplanned = left.filter((point) => point.strategy === null).length;
+  const counted = (count, why) => (count ? [`${count.toLocaleString("en")} ${count === 1 ? "point" : "points"} ${why}`] : []);
+  const said = [...counted(unplanned, "without a plan"), ...counted(left.length - unplanned, alone)];
+  return said.length ? `Not drawn: ${said.join(", ")}.` : "";
 }
 
 function keeps(axis, point) {
@@ -86,7 +98,7 @@ function groups(points, inside) {
   return order.map(([title, group]) => [title, group.held]);
 }
 
-function show(name, panels, drawn) {
+function show(name, panels, drawn, undrawn = "") {
   const place = document.getElementById(name);
   for (const panel of place.querySelectorAll(".panel")) Plotly.purge(panel);
   place.replaceChildren();
@@ -101,8 +113,8 @@ function show(name, panels, drawn) {
     Plotly.newPlot(panel, traces, { ...base(lines.join("<br>")), ...top }, CONFIG);
   }
   const left = panels.length - MOST_PANELS;
-  document.getElementById(`${name}-more`).textContent =
-    left > 0 ? `${left} more panels: choose above what to look at` : panels.length ? "" : "no points to draw: choose others above";
+  const more = left > 0 ? `${left} more panels: choose above what to look at.` : panels.length ? "" : "No points to draw: choose others above.";
+  document.getElementById(`${name}-more`).textContent = [more, undrawn].filter(Boolean).join(" ");
 }
 
 // A title as lines that a panel is wide enough for, broken between its parts.

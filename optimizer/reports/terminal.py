@@ -93,7 +93,7 @@ def _headline(problem: Problem, priced: PricedLayout) -> Group:
     title = Text.assemble(
         (f"{model.name} on {problem.devices:,} × {cluster.accelerator.name}", STRONG),
         "   ",
-        (f"{work.global_batch:,} sequences of {work.seq_len:,} tokens a step", ""),
+        (f"{wording.count(work.global_batch, 'sequence')} of {work.seq_len:,} tokens a step", ""),
     )
     where = Text(f"cluster {cluster.name} · stack {stack.name} {stack.version} · {work.precision}", style=LABEL)
     if not priced.devices_idle:
@@ -346,7 +346,13 @@ def _certificate(certificate: Certificate, priced: PricedLayout, others: Sequenc
 
 
 def _cuts(certificate: Certificate) -> Iterator[str]:
-    """What other ways to cut the plan's layers into chunks could gain."""
+    """What other ways to cut layers into chunks could gain, of any layout and of the plan's."""
+    anyhow, bound_s = certificate.any_cuts_gap, certificate.any_cuts_lower_bound_s
+    if anyhow is not None and bound_s is not None and anyhow >= CUTS_PROVED:
+        bound, gap = wording.seconds(bound_s), wording.percent(anyhow)
+        yield f"Cut in other ways than the space says, none can be faster than {bound}: the plan takes {gap} longer."
+    elif anyhow is not None:
+        yield "Nor is any faster that is cut in another way than the space says."
     if certificate.cuts_gap is None or certificate.cuts_lower_bound_s is None:
         return
     if certificate.cuts_gap < CUTS_PROVED:

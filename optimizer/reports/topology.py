@@ -21,7 +21,7 @@ COLOURS = (
 )  # fmt: skip
 """Groups take these in turn."""
 HUES = {"tp": "#1e3a5f", "cp": "#8a7a12", "pp": "#b4530a", "dp": "#52525b", "ep": "#0f766e", "etp": "#5b21b6", "edp": "#a34e97"}
-"""What each dimension sends, in the bars: darker than any group, so that nobody looks for one in them."""
+"""What each dimension sends, in the bars, in the groups' order: darker than any group, so that nobody looks for one in them."""
 SERVER, FRAME, TRACK = "#eef1f4", "#9aa5b1", "#e4e8ec"
 PIXELS = (64, 56, 48, 42, 38, 34, 30, 26, 22, 20, 18, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3)
 """Sides that a device may be drawn with."""
@@ -88,19 +88,23 @@ def _scene(problem: Problem, priced: PricedLayout, found: Topology, shown: Seque
         tiles, bottom = _tiles(found, shown, bottom + 30.0)
         left += tiles
     panel, panel_bottom = _panel(found)
-    label = f"{problem.model.name} on {priced.layout.devices:,} × {problem.cluster.accelerator.name}"
-    shapes = (*_heading(problem, priced, found, shown), *left, *panel)
+    label = _label(problem, priced)
+    shapes = (*_heading(label, priced, found, shown), *left, *panel)
     return Scene(WIDTH, round(max(bottom, panel_bottom) + MARGIN), shapes, label)
+
+
+def _label(problem: Problem, priced: PricedLayout) -> str:
+    """«llama-3.1-70b on 512 of 513 × gb200»."""
+    of = f" of {priced.devices_used + priced.devices_idle:,}" if priced.devices_idle else ""
+    return f"{problem.model.name} on {priced.devices_used:,}{of} × {problem.cluster.accelerator.name}"
 
 
 # --- heading -----------------------------------------------------------------------------------------------------------------
 
 
-def _heading(problem: Problem, priced: PricedLayout, found: Topology, shown: Sequence[str]) -> Iterator[Text]:
+def _heading(label: str, priced: PricedLayout, found: Topology, shown: Sequence[str]) -> Iterator[Text]:
     layout = priced.layout
-    yield Text(
-        MARGIN, MARGIN + 16, f"{problem.model.name} on {layout.devices:,} × {problem.cluster.accelerator.name}", 20, bold=True
-    )
+    yield Text(MARGIN, MARGIN + 16, label, 20, bold=True)
     degrees = " · ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp"))
     yield Text(MARGIN, MARGIN + 38, f"{degrees} · step {wording.seconds(priced.step_time_s)}", 13, FAINT)
     for dimension in found.dimensions:
@@ -243,7 +247,8 @@ def _tiles(found: Topology, shown: Sequence[str], y: float) -> tuple[list[Rect |
     tiles = [range(first, min(first + each, count)) for first in range(0, count, each)]
     room = WIDTH - PANEL - 3 * MARGIN
     side = min(56.0, max(10.0, math.floor(math.sqrt(room * 330.0 / len(tiles)))))
-    grid = Grid(int(room // side), side, side * 0.72 if side >= 34 else side)
+    rows = math.ceil(len(tiles) / int(room // side))
+    grid = Grid(math.ceil(len(tiles) / rows), side, side * 0.72 if side >= 34 else side)
     least, most = (f"{number:,}" for number in (found.devices.min(), found.devices.max()))
     held = f"{most} devices in each" if least == most else f"{least} to {most} devices in each"
     what = f"All {count:,} {_name(found)}s, {held}" + (f"; {each} to a tile" if each > 1 else "")
@@ -305,7 +310,7 @@ def _panel(found: Topology) -> tuple[list[Rect | Text], float]:
         Text(x, y + 17, "Bars: GiB a device sends in a step; %: of the step at full rate", 11, FAINT),
     ]
     y += 40
-    names = list(dict.fromkeys(name for level in reversed(found.levels) for name in level.gib))
+    names = [name for name in HUES if any(name in level.gib for level in found.levels)]
     longest = max((level.total_gib for level in found.levels), default=0.0)
     for level in reversed(found.levels):
         shapes += _level(level, longest, x, y)

@@ -65,7 +65,9 @@ def _verdict(found: WhyNot) -> str:
     if slower is None or abs(slower) < SAME:
         return f"Nothing is lost: the best layout with it is as fast as the plan{hedge}."
     share = wording.percent(abs(slower))
-    return f"It is legal and fits; the best layout with it is {share} {'slower' if slower > 0 else 'faster'}{hedge}."
+    idle = best.layout.devices_idle if best.layout is not None else 0
+    with_idle = f", with {idle:,} of {found.problem.devices:,} devices idle" if idle > found.plan.devices_idle else ""
+    return f"It is legal and fits; the best layout with it is {share} {'slower' if slower > 0 else 'faster'}{with_idle}{hedge}."
 
 
 def _plan_line(plan: PricedLayout) -> Text:

@@ -240,7 +240,8 @@ def _counts(found: _File, folder: Path) -> dict[tuple[str, int | str], int]:
     from .counts import Like
 
     beside = {path.name: str(path) for path in folder.glob("*.yaml")}
-    prices = found.prices if isinstance(found.prices, dict) else read_prices([beside.get(found.prices, found.prices)])
+    own, file = found.prices, found.prices if isinstance(found.prices, str) else ""
+    prices = own if isinstance(own, dict) else read_prices([beside.get(file, file)], field="prices")
     machines = {cluster: load_cluster(beside.get(cluster, cluster)) for cluster in found.clusters}
     return counts | {(name, given): Like.read(given).of(machines[name], beside, prices) for name in machines for given in like}
 

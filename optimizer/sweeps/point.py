@@ -7,7 +7,7 @@ import json
 import time
 import traceback
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.inputs import Kind, catalog_names
+from ..commands.problem_options import SearchOptions
 from .family import family_model, is_family
 from .grid import PlanOptions, Point
 
@@ -101,37 +102,19 @@ def digest_of(point: Point, folder: Path) -> str:
 
 def problem_of(point: Point, options: PlanOptions, folder: Path) -> tuple[Problem, Left | None]:
     """The problem as plan would build it from the same words, and what is left of the cluster, where options say so."""
-    from ...search_spaces.inputs import build_problem, load_model
-    from ..commands.placing import measured_imbalance
-    from ..commands.planning import what_is_left
+    from ..leftover import what_is_left
 
     cluster = _named("clusters", point.cluster, folder)
     machine, devices, left = what_is_left(cluster, point.devices, options.free, options.lost, options.slow)
     loads = _file(options.expert_loads, folder)
-    model = _named("models", point.model, folder)
-    problem = build_problem(
-        family_model(point.model) if is_family(point.model) else load_model(model),
-        machine,
-        devices,
-        point.global_batch,
-        point.seq_len,
-        None if options.stack is None else _named("stacks", options.stack, folder),
-        point.precision,
-        framework=options.framework,
-        framework_version=options.framework_version,
-        fix=",".join(options.fix),
-        forbid=options.forbid,
-        constraint=options.constraint,
-        inside=() if options.inside == ("none",) else options.inside,
-        memory_margin=options.memory_margin,
-        expert_imbalance=options.expert_imbalance,
-        measured_imbalance=measured_imbalance(None if loads is None else Path(loads), model),
-        vocab_size=options.vocab_size,
-        reserved_gib=options.reserve,
-        offload_to=options.offload_to,
-        rank_order=options.rank_order,
-    )
-    return problem, left
+    said = {each.name: getattr(options, each.name) for each in fields(SearchOptions) if each.name in PlanOptions.model_fields}
+    files = {
+        "stack": None if options.stack is None else _named("stacks", options.stack, folder),
+        "expert_loads": None if loads is None else Path(loads),
+    }
+    model = family_model(point.model) if is_family(point.model) else _named("models", point.model, folder)
+    asked = SearchOptions(**(said | files), precision=point.precision)
+    return asked.sought(model, machine, devices, point.global_batch, point.seq_len), left
 
 
 @cache
