@@ -24,7 +24,8 @@ from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.choices import FRAME, PRICED_CP_TYPES
 from ..search_spaces.enumeration import Frames, Space
 from ..search_spaces.groups import INNERMOST
-from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Bools, Floats, Ints, LayoutTable, distinct_rows
+from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Bools, Floats, Ints, LayoutTable
+from ..search_spaces.row_keys import distinct_rows
 from .stages import default_cuts
 
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
@@ -97,15 +98,14 @@ def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
         for begin in range(0, len(members), ROWS_PER_BLOCK):
             some = members[begin : begin + ROWS_PER_BLOCK]
             part = rows.take(some)
-            t, schedule = part.table, SCHEDULES[int(part.table.schedule[0])]
+            (pp, vpp, schedule), m = part.shape, part.column("num_microbatches")
             load = part.chunks(default_cuts(model, part))
-            pp, vpp = int(t.pp[0]), int(t.vpp[0])
             if schedule in SPLIT:  # the stage that does most, where no pair hides any of it
                 held = stage_loads(part, load)
                 busy = (held.forward_s + held.backward_s).max(axis=1) if schedule not in PAIRED else np.zeros(len(part))
-                bound[some] = t.num_microbatches * busy
+                bound[some] = m * busy
                 continue
-            bound[some] = admissible_s(schedule, pp, vpp, load.forward_s, load.backward_s, 0.0, t.num_microbatches)
+            bound[some] = admissible_s(schedule, pp, vpp, load.forward_s, load.backward_s, 0.0, m)
     return bound + model.problem.stack.step_overhead_s.value
 
 

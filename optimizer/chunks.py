@@ -33,8 +33,8 @@ LEANING = 1.2
 """How much slower a stage is made to see the paths through it."""
 LEANT_PASSES = 1 << 16
 """Passes that are replayed for it at once; more of them only where two rounds have left bound and step apart."""
-PRICED_AT_ONCE = 128
-"""Moves of a walk that are priced before what is left is looked at again."""
+PRICED_AT_ONCE = 1024
+"""Moves of a walk that are priced before what is left is looked at again: a replay of many takes little longer than of a few."""
 ROUNDS = 12
 """Times that CP-SAT is asked for one partition; what it has proved by then stands."""
 EQUAL = 1e-6  # relative difference below which bound and step have met
@@ -42,11 +42,12 @@ EQUAL = 1e-6  # relative difference below which bound and step have met
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """What blocks of each kind cost on a stage; the last axis of `backward_s` and `saved_bytes` are the choices of recompute.
+    """What blocks of each kind cost on a stage; the last axis are the choices of recompute and of offload, where it matters.
 
-    `forward_s` (kinds,) and `backward_s` (kinds, choices) seconds per micro-batch, `state_bytes` (kinds,) and `saved_bytes`
-    (kinds, choices) per micro-batch in flight. Per step, (kinds,): gradients are exchanged for `reduced_s`, and for `gradients_s`
-    as far as passes do not hide it; then states are stepped for `stepped_s` and weights gathered for `parameters_s` likewise.
+    `forward_s` (kinds,) or (kinds, choices) and `backward_s` (kinds, choices) seconds per micro-batch, `state_bytes` (kinds,) and
+    `saved_bytes` (kinds, choices) per micro-batch in flight. Per step, (kinds,): gradients are exchanged for `reduced_s`, and for
+    `gradients_s` as far as passes do not hide it; then states are stepped for `stepped_s` and weights gathered for `parameters_s`
+    likewise.
     """
 
     forward_s: Floats
@@ -65,8 +66,9 @@ class Chunking:
 
     `in_flight` (pp,) micro-batches that stages keep at their peak, `fixed_bytes` (pp,) what they hold whatever their blocks,
     `limit_bytes` what they may; `cutting` says where cuts are legal.
-    Messages can hide behind the `free` shares of forward and backward passes. Which layers are redone is open; with a `depth` the
-    first `depth` blocks of every chunk are under the second choice, the others under the first.
+    Messages can hide behind the `free` shares of forward and backward passes. Which layers are under which choice is open; with a
+    `depth` the first `depth` blocks of every chunk are under the second choice, the others under the first; where they are redone
+    from the first on (`leading`), each chunk has a depth of its own.
     """
 
     schedule: str
@@ -80,6 +82,7 @@ class Chunking:
     fixed_bytes: Floats
     limit_bytes: float
     depth: int | None = None
+    leading: bool = False
     free: tuple[float, float] = (1.0, 1.0)
 
     @property
@@ -173,7 +176,7 @@ def best_chunks(chunking: Chunking, starts: Sequence[Ints] = (), below_s: float 
 
 
 def walked(
-    chunking: Chunking,
+    cutting: Cutting,
     cuts: Sequence[int],
     price: Callable[[Ints], Floats],
     below: Callable[[Ints], Floats],
@@ -187,7 +190,7 @@ def walked(
     way = [tuple(cuts)]
     best_s = float(price(np.array(way))[0])
     for _ in range(most if np.isfinite(best_s) else 0):
-        near = _moved(chunking, np.array(way[-1]))
+        near = _moved(cutting, np.array(way[-1]))
         least_s = below(near) if len(near) else np.zeros(0)
         hopeful, best = np.argsort(least_s, kind="stable"), None
         while len(hopeful := hopeful[least_s[hopeful] < best_s * (1.0 - EQUAL)]):
@@ -201,13 +204,13 @@ def walked(
     return way
 
 
-def _moved(chunking: Chunking, cuts: Ints) -> Ints:
+def _moved(cutting: Cutting, cuts: Ints) -> Ints:
     """All partitions that differ by one block in one chunk more and one chunk less, (n, chunks+1)."""
-    give, take = (each.ravel() for each in np.meshgrid(np.arange(chunking.chunks), np.arange(chunking.chunks)))
-    inner = np.arange(chunking.chunks + 1)[None, :]
+    give, take = (each.ravel() for each in np.meshgrid(np.arange(cutting.chunks), np.arange(cutting.chunks)))
+    inner = np.arange(cutting.chunks + 1)[None, :]
     between = (inner > np.minimum(give, take)[:, None]) & (inner <= np.maximum(give, take)[:, None])
     moved = cuts + np.where(between, np.where(give < take, -1, 1)[:, None], 0)
-    return np.asarray(moved[(give != take) & chunking.cutting.legal(moved)])
+    return np.asarray(moved[(give != take) & cutting.legal(moved)])
 
 
 def chunk_seconds(chunking: Chunking, counts: Ints) -> dict[str, Floats]:
@@ -329,7 +332,7 @@ class _Master:
         for k in range(kinds):
             for c in range(chunks):
                 model.add(sum(self._counts[k][r][c] for r in range(choices)) == before[k][c + 1] - before[k][c])
-        if chunking.depth is not None:
+        if chunking.depth is not None or chunking.leading:
             for c in range(chunks):
                 self._redo_first(c, cuts[c], cuts[c + 1], chunking.depth)
         keep_legal(model, cuts, chunking.cutting)
@@ -381,17 +384,21 @@ class _Master:
         self._model.add_element(cut, running, found)
         return found
 
-    def _redo_first(self, chunk: int, cut: Any, end: Any, depth: int) -> None:
-        """Puts the first `depth` blocks of a chunk under the second choice."""
+    def _redo_first(self, chunk: int, cut: Any, end: Any, depth: int | None) -> None:
+        """Puts the first `depth` blocks of a chunk under the second choice, or as many as one likes."""
         until = self._model.new_int_var(0, len(self._of.order), "")
-        self._model.add_min_equality(until, [cut + depth, end])
+        if depth is None:
+            self._model.add(until >= cut)
+            self._model.add(until <= end)
+        else:
+            self._model.add_min_equality(until, [cut + depth, end])
         for kind, (_, redone) in enumerate(self._counts):
             self._model.add(redone[chunk] == self._before(kind, until) - self._before(kind, cut))
 
     def _whole_s(self) -> float:
         """All chunks on one device, step after step: no step is longer."""
         of, counts = self._of, self._of.running[:, -1]
-        work = counts @ of.blocks.forward_s + counts @ of.blocks.backward_s.max(axis=1)
+        work = counts @ of.blocks.forward_s.reshape(len(counts), -1).max(axis=1) + counts @ of.blocks.backward_s.max(axis=1)
         states = sum(float(counts @ getattr(of.blocks, name) + getattr(of.ends, name).sum()) for name in SECONDS[2:])
         return float(of.num_microbatches * (work + of.ends.forward_s.sum() + of.ends.backward_s.sum())) + states
 

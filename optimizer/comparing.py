@@ -17,6 +17,7 @@ from ..search_spaces.inputs import build_problem
 from ..search_spaces.model import ModelSpec
 from ..search_spaces.scaling import scaled
 from .endurance import goodput_of
+from .leftover import as_allocated
 from .planner import plan
 from .result import PricedLayout, Result
 
@@ -91,25 +92,30 @@ class Field:
     prices: Mapping[str, float]
 
 
-def read_prices(given: Sequence[str], names: Sequence[str] | None = None) -> dict[str, float]:
-    """Prices of a device-hour from NAME=PRICE or YAML files of such pairs, of the clusters named or of all. InputError for no
-    price, or of no cluster here.
+def read_prices(given: Sequence[str], names: Sequence[str] | None = None, field: str = "--price") -> dict[str, float]:
+    """Prices of a device-hour from NAME=PRICE or YAML files of such pairs, of the clusters named or of all.
+
+    InputError for no price, or of no cluster here; it begins with `field`, which the user gave them by.
     """
     found: dict[str, float] = {}
     for text in given:
         name, equals, price = text.partition("=")
+        where = f"{field} {text[:60] if equals else text}"
         if text.count("=") > 1:
-            raise InputError(f"--price {text[:60]}: names several clusters; repeat --price, once for each")
-        pairs = {name.strip(): price} if equals else read_document(Path(text))
+            raise InputError(f"{where}: names several clusters; repeat {field}, once for each")
+        try:
+            pairs = {name.strip(): price} if equals else read_document(Path(text))
+        except InputError as error:
+            raise InputError(f"{field}: {error}") from error
         for key, value in pairs.items():
             try:
                 number = math.nan if isinstance(value, bool) else float(value)
             except (TypeError, ValueError):
                 number = math.nan
             if not 0 < number < math.inf:
-                raise InputError(f"--price {text[:60]}: {key} = {value!r} is not the price of a device-hour, such as 2.5")
+                raise InputError(f"{where}: {key} = {value!r} is not the price of a device-hour, such as 2.5")
             if equals and names is not None and key not in names:
-                raise InputError(f"--price {text[:60]}: {key!r} is not compared here; there is {', '.join(names)}")
+                raise InputError(f"{where}: {key!r} is not compared here; there is {', '.join(names)}")
             found[key] = number
     return {key: value for key, value in found.items() if names is None or key in names}
 
@@ -206,7 +212,7 @@ def _side(
     supernode = next(level.size or devices for level in cluster.levels if level.name == cluster.supernode)
     problem = build_problem(model, cluster, devices, global_batch, seq_len, None, precision)
     try:
-        best = plan(problem, top=1, inside_by_default=True, bound_cuts=False).plan
+        best = plan(problem, top=1, inside_by_default=True, left=as_allocated(problem), bound_cuts=False).plan
     except Infeasible as error:
         return Side(cluster=cluster.name, devices=devices, supernode=supernode, reason=error.summary)
     failures = Failures.of(problem)

@@ -69,22 +69,36 @@ def pack(loads: Floats, devices: int, owner: Ints | None = None, enough: float =
 
 
 def longest_first(loads: Floats, devices: int, owner: Ints | None = None) -> Ints:
-    """Device of every item, (n,): heaviest first to the lightest device that has room, and none of the item's owner if any."""
+    """Device of every item, (n,): heaviest first to the lightest device that has room, and none of the item's owner.
+
+    An owner has at most one item for each device. Where all devices with room have one of it, an item from elsewhere makes way.
+    """
     owner = np.arange(len(loads)) if owner is None else owner
-    room, held = np.full(devices, len(loads) // devices), np.zeros(devices)
-    owned: dict[int, list[int]] = {}
+    order, each = np.argsort(-loads, kind="stable"), len(loads) // devices
     device = np.empty(len(loads), dtype=np.int64)
-    for item in np.argsort(-loads, kind="stable").tolist():
-        elsewhere = owned.setdefault(int(owner[item]), [])
-        free = np.where(room > 0, held, np.inf)
+    for count, item in enumerate(order.tolist()):
+        placed = order[:count]
+        at = device[placed]
+        free = np.where(np.bincount(at, minlength=devices) < each, np.bincount(at, loads[placed], devices), np.inf)
         apart = free.copy()
-        apart[elsewhere] = np.inf
-        place = int(np.argmin(apart if np.isfinite(apart).any() else free))
+        apart[at[owner[placed] == owner[item]]] = np.inf
+        place = int(np.argmin(apart))
+        if np.isinf(apart[place]):
+            spare = int(np.argmin(free))
+            moved = _making_way(placed, at, owner, int(owner[item]), spare)
+            place, device[moved] = int(device[moved]), spare
         device[item] = place
-        held[place] += loads[item]
-        room[place] -= 1
-        elsewhere.append(place)
     return device
+
+
+def _making_way(placed: Ints, at: Ints, owner: Ints, name: int, spare: int) -> int:
+    """The last of the placed items that may go to the spare device from one without an item of the named owner.
+
+    There is one: such a device is full, of different owners, and the spare one has room, so that it lacks one of them.
+    """
+    owners = owner[placed]
+    able = ~np.isin(at, at[owners == name]) & ~np.isin(owners, owners[at == spare])
+    return int(placed[able][-1])
 
 
 def improved(loads: Floats, device: Ints, devices: int, owner: Ints) -> Ints:

@@ -98,8 +98,10 @@ def explain_infeasible(problem: Problem, model: CostModel, space: Space) -> Infe
 
 
 def searched(problem: Problem, profile: Profile) -> bool:
-    """Whether a search of its own finds a layout of the problem that fits."""
-    return bool(Search(Space(problem), CostModel(problem, profile), top=1, time_limit_s=TRY_LIMIT_S).run().best)
+    """Whether a search of its own finds a layout of the problem that fits; none is looked for where the states alone do not."""
+    if training_states(problem).state_bytes > problem.devices * usable_bytes(problem):
+        return False
+    return Search(Space(problem), CostModel(problem, profile), top=1, time_limit_s=TRY_LIMIT_S).finds_any()
 
 
 def training_states(problem: Problem) -> States:

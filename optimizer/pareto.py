@@ -323,7 +323,7 @@ def _traffic_gib(job: Job, aims: Aims, rows: Rows, cuts: Cuts, again: bool) -> F
     if not aims.needs_traffic:
         return np.zeros(len(rows))
     chunks = rows.chunks(cuts)
-    redone = layers_redone(job.model, rows.table, cuts)
+    redone = layers_redone(job.model, rows, cuts)
     if not again:
         whole = recompute_depths(rows.table) >= len(job.model.blocks)
         redone = {name: np.where(whole, count, 0.0) for name, count in redone.items()}

@@ -29,13 +29,16 @@ from .engines import ENGINES
 from .imbalance_steps import STEPS_AT, steps_at
 from .incumbent import Setting
 from .leftover import Left, chosen, with_left
+from .orders import other_orders
 from .recutting import Recut, downhill, settled
 from .reports.comparison import compare
 from .result import Certificate, Memory, Plan, PricedLayout, StageMemory
-from .rule_prices import Asked, Ruled, reserve_price, ruled_search
+from .rule_prices import DEFAULT_INSIDE, Asked, Ruled, reserve_price, ruled_search, with_inside, with_step
 from .search import Found
-from .stages import default_cuts
-from .supernode_result import LeftOption
+from .slow_device import least_harmed, slow_assumptions
+from .spreading import spread_out
+from .stages import EQUAL, default_cuts
+from .supernode_result import LeftOption, SlowPlace
 from .ties import ties
 
 if TYPE_CHECKING:
@@ -78,8 +81,9 @@ def plan(
     the others trade for. `sensitivity` and `robust` ask what changed hardware and uncertain figures would do to the answer,
     `refine` for a study of choices that the certified space does not list, which leaves plan and certificate as they are.
     `inside_by_default` keeps TP inside supernodes, and EP where it fits, if the problem names no such rule; what a rule costs is
-    said either way. `left` says how many devices of each supernode are free: the plan then also says what leaving some idle beats.
-    `bound_cuts` has the certificate say what other cuts of the plan's layers could gain.
+    said either way. `left` says how many devices of each supernode are free, or that this is open: the plan then also says what
+    leaving some idle beats.
+    `bound_cuts` has the certificate say what other cuts of the plan's layers could gain, and other rank orders of its layouts.
     `time_limit_s` bounds all that is asked together; what there was no time for stands in `unanswered`.
     Raises Infeasible with the minimal conflict in words when nothing is legal, or where the time was too short; InputError for an
     unknown engine or profile.
@@ -94,7 +98,8 @@ def plan(
         raise InputError(f"refine shortens the step, and objective {objective} leads with {aims.names[0]}: name {STEP_TIME} first.")
     if refine is not None:
         refine.check(problem)
-    further = objective != STEP_TIME or sensitivity or robust or refine is not None or left is not None
+    lost = left is not None and not left.open
+    further = objective != STEP_TIME or sensitivity or robust or refine is not None or lost
     _refuse_unplanned(problem, engine in ("auto", "bnb") and not further)
     aims.among_failures_of(problem)  # raises where too little is known of them
     curves = load_profile(problem.cluster.accelerator.name, profile)
@@ -104,10 +109,23 @@ def plan(
 
     options: tuple[LeftOption, ...] = ()
     whole: LeftOption | None = None
-    if left is not None:
-        problem, options, whole = chosen(problem, curves, left, deadline, heard_of("what is left"))
+    slow: Problem | None = None
+    place: SlowPlace | None = None
+    waiting: Layout | None = None
+    if left is not None and lost:
+        taken = chosen(problem, curves, left, deadline, heard_of("what is left"))
+        options, whole, waiting = taken.options, taken.whole, taken.waiting
+        problem, slow = taken.way.problem, taken.way.slow
     others = 2 if problem.workload.reserved_gib else 0
-    ruled = ruled_search(Setting(problem, curves), Asked(engine, top, heard_of("searching")), inside_by_default, deadline, others)
+
+    def searched(of: Problem) -> Ruled:
+        asked = Asked(engine, top, heard_of("searching"))
+        return ruled_search(Setting(of, curves), asked, inside_by_default, deadline, others)
+
+    ruled = searched(problem)
+    if left is not None and left.open:
+        spread = spread_out(Setting(problem, curves), ruled, searched, deadline, heard_of("other spreads"))
+        ruled, options = spread.ruled, spread.options
     problem, found = ruled.problem, ruled.found
     model, space = CostModel(problem, curves), Space(problem)
     if not found.best and not found.complete:
@@ -118,13 +136,19 @@ def plan(
         raise explain_infeasible(problem, model, space)
     found.best, cuts = settled(model, found, deadline, bound_cuts)
     del found.best[top:]
-    priced = _replayed(model, [candidate.layout for candidate in found.best], deadline)
+    layouts = [*(candidate.layout for candidate in found.best), *([] if waiting is None else [waiting])]
+    priced = _replayed(model, layouts, deadline)
+    if slow is not None:
+        priced, place = least_harmed(slow, problem, curves, priced, top)
+    kept = with_inside(problem, DEFAULT_INSIDE) if inside_by_default else problem
+    beyond = other_orders(kept, curves, [each.layout for each in priced]) if bound_cuts else ""
+    words = f"{space.words}; {beyond}" if beyond else space.words
     fastest = Plan(
         paraplan=version("paraplan"),
         problem=problem,
-        assumptions=assumptions(problem, curves, profile),
+        assumptions=(*assumptions(problem, curves, profile), *slow_assumptions(place), *(left.said if left else ())),
         plan=priced[0],
-        certificate=_certificate(found, space.words, cuts),
+        certificate=_certificate(found, words, priced[0].step_time_s, cuts if slow is None else None),
         alternatives=tuple(_beside(problem, priced[0], other) for other in priced[1:]),
         ties=ties(problem, curves, priced[0], priced[1:]),
     )
@@ -135,9 +159,10 @@ def plan(
     )
     best = priced[0].layout
     steps = steps_at(problem, best, dict.fromkeys(STEPS_AT, ""), profile) if best.ep > 1 else None
-    fastest = fastest.model_copy(update={"inside": ruled.cost, "reserve": reserve, "at_imbalance": steps})
+    inside = None if ruled.cost is None else with_step(ruled.cost, found.best[0].step_time_s)
+    fastest = fastest.model_copy(update={"inside": inside, "reserve": reserve, "at_imbalance": steps})
     if left is not None:
-        fastest = with_left(fastest, left, options, whole)
+        fastest = with_left(fastest, left, options, whole, place)
     if objective == STEP_TIME and not sensitivity and not robust and refine is None:
         return fastest
     from .further import Questions, answered
@@ -395,11 +420,13 @@ def _memory(model: CostModel, found: Detail) -> Memory:
     )
 
 
-def _certificate(found: Found, words: str, cuts: Recut | None = None) -> Certificate:
-    best = found.best[0].step_time_s
-    bound = min(found.lower_bound_s, best)
+def _certificate(found: Found, words: str, best: float, cuts: Recut | None = None) -> Certificate:
+    """What was proved of a plan whose step takes `best`: what the search found, or longer by a wait for a slow device."""
+    bound = min(found.lower_bound_s, found.best[0].step_time_s, best)
+    any_cuts = min(found.any_cuts_bound_s, bound)
+    proved = np.isfinite(found.any_cuts_bound_s) and any_cuts > 0
     return Certificate(
-        status="optimal" if found.complete else "feasible",
+        status="optimal" if found.complete and best <= found.best[0].step_time_s * (1.0 + EQUAL) else "feasible",
         space=words,
         legal=found.counts.legal,
         scored=found.counts.scored,
@@ -408,6 +435,8 @@ def _certificate(found: Found, words: str, cuts: Recut | None = None) -> Certifi
         lower_bound_s=bound,
         gap=best / bound - 1.0 if np.isfinite(bound) and bound > 0 else 0.0,
         seconds=found.seconds,
+        any_cuts_lower_bound_s=any_cuts if proved else None,
+        any_cuts_gap=best / any_cuts - 1.0 if proved else None,
         cuts_lower_bound_s=None if cuts is None else cuts.bound_s,
         cuts_gap=None if cuts is None else best / cuts.bound_s - 1.0,
         cuts_found_s=None if cuts is None else min(cuts.step_time_s, best),

@@ -1,11 +1,13 @@
 """A layout's chunks cut again: downhill by its price, and what no other way to cut them could beat, by cutting planes.
 
-The search cuts interleaved chunks by a rule, so that its proof covers all layouts alike; the best that it finds are then cut here
-as well as can be.
+The search cuts interleaved chunks by a rule and redoes as many layers in every chunk, so that its proof covers all layouts alike;
+the best that it finds are then cut here as well as can be. Where a stack is told how many layers each chunk redoes, stages that
+keep few micro-batches in flight redo fewer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,10 +15,11 @@ import numpy as np
 from ..cost_models.pieces import Piece
 from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
+from ..cost_models.schedules import SPLIT, WHOLE
 from ..cost_models.step import CostModel
-from ..cost_models.timeline import WHOLE
 from ..search_spaces.choices import FRAME
-from ..search_spaces.layout import NONE, Floats, Ints, Layout, LayoutTable, Split
+from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, NONE, Floats, Ints, Layout, LayoutTable, Problem, Recompute, Split
+from ..search_spaces.rules import violations
 from .bounds import least_after, row_bounds_s
 from .chunks import Blocks, Chunking, Chunks, best_chunks, walked
 from .deadline import Deadline
@@ -25,6 +28,10 @@ from .stages import EQUAL, cutting_of, partitioned_exactly
 
 PROOF_SECONDS = 0.1
 """Deterministic seconds that CP-SAT may look for a better way to cut one layout."""
+TIGHTENED = 3
+"""Times that CP-SAT is given less memory where what it found turns out to need more than it counted."""
+DEPTHS_CHANGED = 64
+"""Times at most that a chunk's depth of recompute is made less where that is faster and fits."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +50,87 @@ class Recut:
 
 
 def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS) -> Recut:
-    """The layout with the best cuts that CP-SAT finds in `seconds` of its time, at least as good as its own, and a bound."""
+    """The layout with the best cuts that CP-SAT finds in `seconds` of its time, at least as good as its own, and a bound.
+
+    Where `redoes_by_chunk` holds, cuts and bound are over every chunk's depth of recompute too. Schedules that split passes are cut
+    downhill, and bounded by the work of their mean stage.
+    """
+    if layout.schedule in SPLIT:
+        step_s, moved = downhill(model, layout)
+        rows = model.rows(LayoutTable.from_layouts([layout]))
+        return Recut(moved, step_s, min(step_s, float(row_bounds_s(model, rows, least_after(model, rows))[0])), 0)
     rows = model.rows(LayoutTable.from_layouts([layout]))
-    chunking, way = chunking_of(model, rows), _way(model, rows)
-    overhead_s = model.problem.stack.step_overhead_s.value
-    found = best_chunks(chunking, [counts_of(chunking, cuts) for cuts in way], seconds=seconds)
-    tried = [way[-1]] if found is None else [way[-1], found.cuts]
-    steps = _price(model, rows, np.array(tried))
-    best, least_s = int(steps.argmin()), float(row_bounds_s(model, rows, least_after(model, rows))[0])
-    bound_s = min(float(steps[best]), max(least_s, 0.0 if found is None else found.bound_s + overhead_s))
-    if not np.isfinite(steps[best]):  # nothing fits: the layout stays as it is, and so does its price
-        own_s = float(model.price(rows.table).step_time_s[0])
-        return Recut(layout, own_s, min(own_s, least_s), _rounds(found))
-    return Recut(_with_cuts(model, layout, tried[best]), float(steps[best]), bound_s, _rounds(found))
+    least_s = float(row_bounds_s(model, rows, least_after(model, rows))[0])
+    best, bound_s, rounds = (_proved_by_chunk if redoes_by_chunk(model.problem, layout) else _proved_cuts)(
+        model, layout, rows, seconds
+    )
+    if not np.isfinite(best.step_s):  # nothing fits: the layout stays as it is, and so does its price
+        own_s = float(model.price_rows(rows).step_time_s[0])
+        return Recut(layout, own_s, min(own_s, least_s), rounds)
+    least_s = max(least_s, bound_s + model.problem.stack.step_overhead_s.value)
+    return Recut(_with_split(model, layout, best.split), best.step_s, min(best.step_s, least_s), rounds)
+
+
+def _proved_cuts(model: CostModel, layout: Layout, rows: Rows, seconds: float) -> tuple[_Priced, float, int]:
+    """The best cuts of a layout that redoes alike in all its chunks, what CP-SAT proves of any, and its rounds."""
+    ways = [replace(_split(rows), cuts=cuts) for cuts in _way(model, rows)]
+    chunking = chunking_of(model, rows)
+    found = best_chunks(chunking, [counts_of(chunking, way) for way in ways], seconds=seconds)
+    tried = [ways[-1]] if found is None else [ways[-1], replace(ways[-1], cuts=found.cuts)]
+    best = min(_priced(model, rows, tried), key=lambda one: one.step_s)
+    return best, *((0.0, 0) if found is None else (found.bound_s, found.rounds))
+
+
+def _proved_by_chunk(model: CostModel, layout: Layout, rows: Rows, seconds: float) -> tuple[_Priced, float, int]:
+    """The same with every chunk's own depth of recompute, which is then made less wherever memory leaves room."""
+    extremes = [layout.model_copy(update={"recompute": depth}) for depth in ("full", "none")]
+    whole, bare = (model.rows(LayoutTable.from_layouts([each])) for each in extremes)
+    own = _split(rows)
+    split = replace(own, redone=own.redone or tuple(min(int(rows.depth[0]), held) for held in own.counts))
+    ways = [replace(split, cuts=cuts) for cuts in _way(model, rows)]
+    chunking = chunking_of(model, whole, leading=True)
+    starts = [counts_of(chunking, way) for way in ways]
+    unredone = [replace(each, redone=(0,) * len(each.redone)) for each in (split, ways[-1])]
+    priced, rounds = _priced_by_chunk(model, whole, bare, [split, ways[-1], *unredone]), 0
+    for _ in range(1 + TIGHTENED):  # a stage may hold more of its early chunks than CP-SAT counts
+        found = best_chunks(chunking, starts, seconds=seconds)
+        if found is None:
+            break
+        (last,) = _priced_by_chunk(model, whole, bare, [_split_of(split, found)])
+        priced, rounds = [*priced, last], rounds + found.rounds
+        if last.over_bytes <= 0.0:
+            break
+        chunking = replace(chunking, limit_bytes=chunking.limit_bytes - last.over_bytes)
+    best = _shallow(model, whole, bare, min(priced, key=lambda one: one.step_s))
+    roomy = chunking_of(model, whole, leading=True, beside=bare)
+    bound = best_chunks(roomy, [counts_of(roomy, best.split)], seconds=seconds)
+    return best, 0.0 if bound is None else bound.bound_s, rounds
+
+
+def _shallow(model: CostModel, whole: Rows, bare: Rows, best: _Priced) -> _Priced:
+    """The split that changes of one chunk's depth lead to from the best so far: one layer less is redone, half as many, or none."""
+    for _ in range(DEPTHS_CHANGED if np.isfinite(best.step_s) else 0):
+        near = _priced_by_chunk(model, whole, bare, _shallower(best.split))
+        nearest = min(near, key=lambda one: one.step_s, default=best)
+        if not nearest.step_s < best.step_s * (1.0 - EQUAL):
+            break
+        best = nearest
+    return best
+
+
+def _shallower(split: Split) -> list[Split]:
+    """The splits in which one chunk redoes less."""
+    found = []
+    for chunk, depth in enumerate(split.redone):
+        for less in sorted({depth - 1, depth // 2, 0}) if depth else ():
+            found.append(replace(split, redone=(*split.redone[:chunk], less, *split.redone[chunk + 1 :])))
+    return found
+
+
+def redoes_by_chunk(problem: Problem, layout: Layout) -> bool:
+    """Whether each chunk of a layout may redo layers to a depth of its own: its stack is told so, and nobody fixes recompute."""
+    whole = layout.schedule in WHOLE and Recompute.parse(layout.recompute).mode in (NONE, FULL_BLOCK)
+    return problem.stack.recompute_by_chunk and whole and "recompute" not in problem.workload.fix
 
 
 def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = True) -> tuple[list[Candidate], Recut | None]:
@@ -64,36 +139,54 @@ def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = 
 
     Nothing is proved where there is one way to cut it, no time left, or nobody asks for it (`bounded`).
     """
+    candidates = sorted(_distinct([*found.best, *found.near]), key=lambda candidate: candidate.step_time_s)
+    rows = model.rows(LayoutTable.from_layouts([candidate.layout for candidate in candidates]))
+    least_s = row_bounds_s(model, rows, least_after(model, rows))
     fastest_s = found.best[0].step_time_s
     by_frame = {_frame(candidate.layout): candidate for candidate in reversed(found.best)}
-    for candidate in sorted([*found.best, *found.near], key=lambda candidate: candidate.step_time_s):
+    for place, candidate in enumerate(candidates):
         frame = _frame(candidate.layout)
         known = by_frame.get(frame)
         limit_s = fastest_s if known is None else known.step_time_s
-        if deadline.passed or not _least_s(model, candidate.layout) < limit_s:
+        if deadline.passed or not least_s[place] < limit_s:
             continue
-        step_s, layout = downhill(model, candidate.layout)
+        step_s, layout = _downhill(model, rows.take(np.array([place])), candidate.layout)
         if step_s < limit_s * (1.0 - EQUAL):
             by_frame[frame], fastest_s = Candidate(step_s, layout), min(fastest_s, step_s)
+    if model.problem.stack.recompute_by_chunk:
+        by_frame = {frame: _redone_by_chunk(model, candidate, deadline) for frame, candidate in by_frame.items()}
     best = sorted(by_frame.values(), key=lambda candidate: candidate.step_time_s)
     return _proved_first(model, best, bounded and not deadline.passed)
+
+
+def _redone_by_chunk(model: CostModel, candidate: Candidate, deadline: Deadline) -> Candidate:
+    """A layout that redoes anything with every chunk's own depth, where that is faster and legal."""
+    layout = candidate.layout
+    free = _cut_freely(model, layout) and redoes_by_chunk(model.problem, layout)
+    if deadline.passed or layout.recompute == "none" or not free:
+        return candidate
+    found = proved(model, layout)
+    better = found.step_time_s < candidate.step_time_s * (1.0 - EQUAL)
+    return Candidate(found.step_time_s, found.layout) if better and not violations(model.problem, found.layout) else candidate
+
+
+def _distinct(candidates: list[Candidate]) -> list[Candidate]:
+    """The first candidate of every layout."""
+    found: list[Candidate] = []
+    for candidate in candidates:
+        if all(candidate.layout != other.layout for other in found):
+            found.append(candidate)
+    return found
 
 
 def _frame(layout: Layout) -> tuple[int, ...]:
     return tuple(getattr(layout, name) for name in FRAME)
 
 
-def _least_s(model: CostModel, layout: Layout) -> float:
-    """What no cuts of a layout can beat."""
-    rows = model.rows(LayoutTable.from_layouts([layout]))
-    return float(row_bounds_s(model, rows, least_after(model, rows))[0])
-
-
 def _proved_first(model: CostModel, found: list[Candidate], asked: bool) -> tuple[list[Candidate], Recut | None]:
     """The layouts with the first as CP-SAT cuts it, where that is asked and there are several ways to, and its bound."""
     first = found[0]
-    whole = first.layout.schedule in WHOLE and model.problem.stack.cuts_freely(first.layout.vpp)
-    if not asked or first.layout.pp == 1 or not whole:
+    if not asked or not _cut_freely(model, first.layout):
         return found, None
     proof = proved(model, first.layout)
     if proof.step_time_s < first.step_time_s * (1.0 - EQUAL):
@@ -101,28 +194,39 @@ def _proved_first(model: CostModel, found: list[Candidate], asked: bool) -> tupl
     return found, proof
 
 
+def _cut_freely(model: CostModel, layout: Layout) -> bool:
+    """Whether there are several ways to cut a layout."""
+    return layout.pp > 1 and model.problem.stack.cuts_freely(layout.vpp)
+
+
 def downhill(model: CostModel, layout: Layout) -> tuple[float, Layout]:
     """The step of a layout with the cuts that single moves of blocks lead to from its own, and the layout with these.
 
     It stays as it is where its stack cannot be told others, where it does not fit, and for 1F1B, which is cut so from the first.
     """
-    rows = model.rows(LayoutTable.from_layouts([layout]))
-    open_cuts = layout.pp > 1 and model.problem.stack.cuts_freely(layout.vpp) and layout.schedule in WHOLE
-    if not open_cuts or partitioned_exactly(model.problem, rows.table).all():
-        return float(model.price(rows.table).step_time_s[0]), layout
-    way = _way(model, rows)
+    return _downhill(model, model.rows(LayoutTable.from_layouts([layout])), layout)
+
+
+def _downhill(model: CostModel, rows: Rows, layout: Layout) -> tuple[float, Layout]:
+    """The same of the one row that is the layout's."""
+    if not _cut_freely(model, layout) or partitioned_exactly(model.problem, rows.table).all():
+        return float(model.price_rows(rows).step_time_s[0]), layout
+    way, split = _way(model, rows), _split(rows)
     if len(way) == 1:
-        return float(model.price(rows.table).step_time_s[0]), layout
-    return float(_price(model, rows, np.array(way[-1:]))[0]), _with_cuts(model, layout, way[-1])
+        return float(model.price_rows(rows).step_time_s[0]), layout
+    step_s = float(_price(model, rows, np.array(way[-1:]))[0])
+    return step_s, _with_split(model, layout, replace(split, cuts=way[-1]))
 
 
-def _rounds(found: Chunks | None) -> int:
-    return 0 if found is None else found.rounds
+def _split(rows: Rows) -> Split:
+    """How the first row is cut."""
+    return rows.table.splits[int(rows.table.split[0])]
 
 
 def _way(model: CostModel, rows: Rows) -> list[tuple[int, ...]]:
     price, below = (lambda cuts, closed=closed: _price(model, rows, cuts, closed) for closed in (False, True))
-    return walked(chunking_of(model, rows), rows.table.splits[0].cuts, price, below)
+    pp, vpp, _ = rows.shape
+    return walked(cutting_of(model, pp, vpp), _split(rows).cuts, price, below)
 
 
 def _price(model: CostModel, rows: Rows, cuts: Ints, closed_form: bool = False) -> Floats:
@@ -131,29 +235,93 @@ def _price(model: CostModel, rows: Rows, cuts: Ints, closed_form: bool = False) 
     return np.where(priced.fits, priced.step_time_s, np.inf)
 
 
-def _with_cuts(model: CostModel, layout: Layout, cuts: tuple[int, ...]) -> Layout:
-    stages = Split(layout.pp, layout.vpp, cuts).stages(model.problem.model.num_layers, layout.recompute)
-    return layout.model_copy(update={"stages": stages})
+@dataclass(frozen=True)
+class _Priced:
+    """A split of one row, its step, infinite where it does not fit, and by how much it does not."""
+
+    split: Split
+    step_s: float
+    over_bytes: float
 
 
-def counts_of(chunking: Chunking, cuts: tuple[int, ...]) -> Ints:
+def _priced(model: CostModel, rows: Rows, splits: Sequence[Split]) -> list[_Priced]:
+    """Splits of one row, priced together."""
+    if not splits:
+        return []
+    first = np.zeros(len(splits), dtype=np.intp)
+    table = rows.table.take(first).with_splits(np.arange(len(splits)), tuple(splits))
+    priced = model.price_cuts(rows.spread(table, first), np.array([split.cuts for split in splits]))
+    steps = np.where(priced.fits, priced.step_time_s, np.inf).tolist()
+    return list(map(_Priced, splits, steps, (priced.peak_bytes - model.usable_bytes).tolist()))
+
+
+def _priced_by_chunk(model: CostModel, whole: Rows, bare: Rows, splits: Sequence[Split]) -> list[_Priced]:
+    """Splits whose chunks redo layers to their own depths; `whole` is the row that redoes all, `bare` the one that redoes none and
+    holds nothing for it.
+    """
+    redoing = [split for split in splits if any(split.redone)]
+    others = _priced(model, bare, [replace(split, redone=()) for split in splits if not any(split.redone)])
+    zeros = [replace(one, split=replace(one.split, redone=(0,) * len(one.split.counts))) for one in others]
+    return [*zeros, *_priced(model, whole, redoing)]
+
+
+def _split_of(split: Split, found: Chunks) -> Split:
+    """The split that CP-SAT found in place of another."""
+    return replace(split, cuts=found.cuts, redone=tuple(found.counts[:, 1].sum(axis=0).tolist()) if split.redone else ())
+
+
+def _with_split(model: CostModel, layout: Layout, split: Split) -> Layout:
+    """The layout with its stages cut so; depths that one says for all chunks are said so."""
+    recompute, layers = layout.recompute, model.problem.model.num_layers
+    if split.redone:
+        deepest = max(split.redone)
+        alike = all(depth == min(deepest, held) for depth, held in zip(split.redone, split.counts, strict=True))
+        whole = all(depth == held for depth, held in zip(split.redone, split.counts, strict=True))
+        recompute = str(Recompute(FULL_BLOCK, 0, ALL_LAYERS if whole else deepest)) if deepest else "none"
+        split = replace(split, redone=()) if alike else split
+    return layout.model_copy(update={"recompute": recompute, "stages": split.stages(layers, recompute)})
+
+
+def counts_of(chunking: Chunking, split: Split) -> Ints:
     """Blocks of each kind under each choice of recompute in every chunk, (kinds, choices, chunks)."""
-    held = chunking.held(cuts)
-    if chunking.depth is None:
+    held = chunking.held(split.cuts)
+    if chunking.depth is None and not chunking.leading:
         return held[:, None, :]
-    begin, end = np.array(cuts[:-1]), np.array(cuts[1:])
-    redone = chunking.running[:, np.minimum(begin + chunking.depth, end)] - chunking.running[:, begin]
+    begin, end = np.array(split.cuts[:-1]), np.array(split.cuts[1:])
+    depth = np.array(split.redone) if chunking.depth is None else chunking.depth
+    redone = chunking.running[:, np.minimum(begin + depth, end)] - chunking.running[:, begin]
     return np.stack([held - redone, redone], axis=1)
 
 
-def chunking_of(model: CostModel, rows: Rows) -> Chunking:
-    """The partition that one layout leaves to choose, its recompute as it is."""
+def opened(model: CostModel, layouts: Sequence[Layout]) -> Chunking:
+    """The partition that layouts leave to choose that differ in recompute and activation offload only: for each layer which of them
+    it follows, every layer by itself.
+    """
+    rows = model.rows(LayoutTable.from_layouts(layouts))
+    redone = (rows.column("recompute_mode") != NONE).tolist()
+    return _chunking(model, rows, list(enumerate(redone)))
+
+
+def chunking_of(model: CostModel, rows: Rows, leading: bool = False, beside: Rows | None = None) -> Chunking:
+    """The partition that one layout leaves to choose, its recompute as it is or, `leading`, to any depth in every chunk.
+
+    What stages hold beside their blocks is as in `beside`, if that is given.
+    """
+    mode, depth = int(rows.column("recompute_mode")[0]), int(rows.depth[0])
+    partly = mode != NONE and depth < len(rows.pieces.blocks)
+    choices = [(0, False), (0, True)] if partly or leading else [(0, mode != NONE)]
+    found = _chunking(model, rows, choices, depth if partly and not leading else None, beside)
+    return replace(found, leading=leading)
+
+
+def _chunking(
+    model: CostModel, rows: Rows, choices: list[tuple[int, bool]], depth: int | None = None, beside: Rows | None = None
+) -> Chunking:
+    """The partition of rows that differ in recompute and activation offload, with a row and whether it redoes for each choice."""
     (pp, vpp, schedule), pieces, table = rows.shape, rows.pieces, rows.table
-    blocks, depth = len(pieces.blocks), int(rows.depth[0])
-    partly = table.recompute_mode[0] != NONE and depth < blocks
-    choices = [False, True] if partly else [bool(table.recompute_mode[0] != NONE)]
     stage, m = np.arange(pp), int(table.num_microbatches[0])
-    transient = np.where(stage == pp - 1, rows.last_transient_bytes[0], rows.transient_bytes[0])
+    held = rows if beside is None else beside
+    transient = np.where(stage == pp - 1, held.last_transient_bytes.max(), held.transient_bytes.max())  # of whichever choice
     embedding, head = pieces.pieces["embedding"], pieces.pieces["head"]
     copied = float(pieces.copied_weights[rows.factor[0]])
     beside_mtp = {"mtp": copied / pieces.counts["mtp"]} if pieces.copied_for is not None else {}
@@ -166,22 +334,22 @@ def chunking_of(model: CostModel, rows: Rows) -> Chunking:
         float(rows.p2p_s[0]),
         tuple(pieces.names.index(name) for name in pieces.blocks),
         _costs(model, rows, [pieces.pieces[name] for name in pieces.names], choices, copies),
-        _costs(model, rows, [embedding, head], [False], [0.0, 0.0 if beside_mtp else copied]),
+        _costs(model, rows, [embedding, head], [(0, False)], [0.0, 0.0 if beside_mtp else copied]),
         in_flight(schedule, pp, vpp, m, stage) / vpp,
         transient + rows.communicator_bytes[0],
         model.usable_bytes,
-        depth if partly else None,
-        (float(free_f[rows.factor[0]]), float(free_b[rows.factor[0]])),
+        depth,
+        free=(float(free_f[rows.factor[0]]), float(free_b[rows.factor[0]])),
     )
 
 
-def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[bool], copied: list[float]) -> Blocks:
-    """What pieces of one row cost where they are redone or not; each keeps so many `copied` weights more."""
-    at, overlap, unslowed = int(rows.factor[0]), model.problem.stack.overlap, model.layers.unslowed
-    hidden_g, hidden_p = overlap.dp_gradients * unslowed, overlap.dp_parameters * unslowed
+def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[tuple[int, bool]], copied: list[float]) -> Blocks:
+    """What pieces cost as they are, or redone, in each of some rows; each keeps so many `copied` weights more."""
+    overlap, unslowed = model.problem.stack.overlap, model.layers.unslowed
+    hidden_g, hidden_p = float(rows.hidden_gradients[0]) * unslowed, overlap.dp_parameters * unslowed
 
-    def column(name: str) -> Floats:
-        return np.array([float(getattr(piece, name)[at]) for piece in pieces])
+    def column(name: str, row: int = 0) -> Floats:
+        return np.array([float(getattr(piece, name)[rows.factor[row]]) for piece in pieces])
 
     dense, expert = column("dense_weights"), column("expert_weights")
     dense += copied
@@ -191,9 +359,9 @@ def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[bool
 
     gradients, parameters = held(rows.gradient_s), held(rows.parameter_s)
     return Blocks(
-        forward_s=column("once_s"),
-        backward_s=np.stack([column("back_s") + again * column("again_s") for again in choices], axis=1),
-        saved_bytes=np.stack([column("recomputed_bytes" if again else "saved_bytes") for again in choices], axis=1),
+        forward_s=np.stack([column("once_s", row) for row, _ in choices], axis=1),
+        backward_s=np.stack([column("back_s", row) + again * column("again_s", row) for row, again in choices], axis=1),
+        saved_bytes=np.stack([column("recomputed_bytes" if again else "saved_bytes", row) for row, again in choices], axis=1),
         state_bytes=held((rows.rates.total(0), rows.rates.total(1))),
         reduced_s=gradients * (1.0 - hidden_g),
         gradients_s=gradients * hidden_g,

@@ -164,6 +164,7 @@ def _rules_around(problem: Problem, rules: Sequence[Rule], start: Start, recompu
         name: (int(getattr(row, name)[0]),) for name in COLUMNS if name != "split" and not name.endswith("_offload")
     }
     domains |= {"split_form": (EVEN,), "placed_blocks": (constants(problem)["blocks"],)}  # these cuts can be said
+    domains |= {"depths_apart": (0,)}
     domains |= {"micro_batch": batch, "num_microbatches": batch}
     allowed = [each for each, _, _ in _recomputes_of(start, recomputes)]
     domains |= {f"recompute_{part}": [getattr(each, part) for each in allowed] for part in ("mode", "modules", "layers")}

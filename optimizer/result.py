@@ -34,6 +34,10 @@ class Memory(Result):
     stages: tuple[StageMemory, ...]
 
 
+RATES = ("tokens_per_s_per_device", "model_tflops_per_device", "mfu", "mfu_full_attention", "hfu")
+"""Figures of a layout that are per device and second."""
+
+
 class PricedLayout(Result):
     """One layout with everything that is predicted about it (design section 2 defines each figure)."""
 
@@ -60,9 +64,11 @@ class PricedLayout(Result):
 class Certificate(Result):
     """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1.
 
-    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it. Of the plan's own
-    layout no way to cut it into chunks, of all there are, is faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap);
-    `cuts_found_s` is what the plan's take, the best that is known.
+    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it. `space` says how
+    each layout is cut into chunks: `lower_bound_s` holds for these cuts, and `any_cuts_lower_bound_s` for all layouts however they
+    are cut, chunks redoing as many layers each. Of the plan's own layout no other cuts are faster than `cuts_lower_bound_s`
+    (CP-SAT's bound, with its gap), nor other depths of its chunks where its stack is told these; `cuts_found_s` is what the plan's
+    take, the best that is known.
     """
 
     status: Literal["optimal", "feasible"]
@@ -74,6 +80,8 @@ class Certificate(Result):
     lower_bound_s: float
     gap: float
     seconds: float
+    any_cuts_lower_bound_s: float | None = None
+    any_cuts_gap: float | None = None
     cuts_lower_bound_s: float | None = None
     cuts_gap: float | None = None
     cuts_found_s: float | None = None

@@ -108,6 +108,13 @@ def _cost(ruled: Problem, kept: Candidate, free: Candidate, given: bool, proved:
     )
 
 
+def with_step(cost: InsideCost, step_time_s: float) -> InsideCost:
+    """The same once the layout that keeps the rule is cut anew; where that is the best without the rule too, of both."""
+    if cost.without is not None:
+        return cost
+    return cost.model_copy(update={"step_time_s": step_time_s, "step_time_without_s": step_time_s})
+
+
 def reserve_price(
     setting: Setting, step_s: float, deadline: Deadline, complete: bool, progress: Callable[[float], None] | None = None
 ) -> ReservePrice:

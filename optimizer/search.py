@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..cost_models.loads import Cuts
-from ..cost_models.pipeline import REPLAYED_GROUPS
 from ..cost_models.rows import Rows
 from ..cost_models.split_passes import by_replay
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.enumeration import Space, Works
-from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Split, distinct_rows
+from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Split
+from ..search_spaces.row_keys import distinct_rows
 from ..search_spaces.vocabulary import V_SHAPED
 from .bounds import (
     frame_bounds,
@@ -35,25 +35,22 @@ from .bounds import (
 )
 from .stages import EQUAL, Partition, balanced_cuts, default_cuts, least_partitions, partitioned_exactly, reachable, refined
 
-ROWS_PER_BATCH = 200_000
-ROWS_AT_MOST = 4 * ROWS_PER_BATCH
-"""Layouts of the frames whose works are bounded together; every batch after the seeded ones takes twice as many as the one before,
-up to the most: by then the limit seldom falls, and what a batch costs whatever it holds is spread over more.
+ROWS_PER_BATCH, ROWS_AT_MOST = 300_000, 800_000
+"""Layouts of the frames whose works are bounded together, at first, and once these have set a limit that seldom falls: then what a
+batch costs whatever it holds is spread over more.
+"""
+WORKS_SAMPLED = 1 << 13
+"""Works of a batch, evenly spaced from the best bound to the worst, that are scored before the others: those that a rule cuts have
+to be cut for a bound that tells them apart, which the limit that the sample sets spares most of the others.
 """
 WORKS_PER_WAVE = 2048
 ROWS_PER_WAVE = 1024
-ROWS_AT_FIRST = 64
-"""Works, and layouts, that are taken up before the limit is looked at again; the first waves of layouts are small, and double: what
-they find spares the later ones most.
+WAVE_AT_FIRST = 64
+"""Works, and layouts, that are taken up before the limit is looked at again; the first waves are small, and double: what they find
+spares the later ones most.
 """
-FRAMES_SEEDED = 256
-WORKS_LOOKED_AT = 1 << 13
-WORKS_SEEDED = 2
-PASSES_SEEDED = 1 << 14
-"""Frames from the whole order, how many of their works are bounded, and the best of these of each frame, whose layouts are priced
-before anything else: what they reach spares most of the partitions and replays. Of layouts whose cuts follow from a rule as many as
-are kept, of schedules that have no more passes.
-"""
+FRAMES_LOOKED_AT, WORKS_LOOKED_AT = 256, 1 << 13
+"""Frames from the whole order, and works of theirs, among which a layout that fits is looked for first where any will do."""
 NEAR, NEAR_LAYOUTS = 0.03, 12
 """By how much of the step a layout with ruled cuts may be slower than the best to be cut anew after the search, and how many."""
 REPLAYED_ROWS = REFINED_ROWS = 16  # rows that are replayed, or cut exactly, before the limit is looked at again
@@ -105,17 +102,22 @@ class _Wave:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Works of some frames, with their rows, frames and bounds, best first; `end` is how many frames have been looked at then."""
+    """Works of some frames, with their rows, frames and bounds, best first; `end` is how many frames have been looked at then.
+
+    `bound` holds for the cuts that the search gives a work, `any_cuts_bound` for all.
+    """
 
     works: Works
     rows: Rows
     frame: npt.NDArray[np.intp]
     bound: Floats
+    any_cuts_bound: Floats
     end: int
 
     def take(self, members: npt.NDArray[np.intp] | slice) -> _Batch:
         rows = np.arange(len(self.bound))[members]
-        return _Batch(self.works.take(rows), self.rows.take(rows), self.frame[rows], self.bound[rows], self.end)
+        works, taken, frame = self.works.take(rows), self.rows.take(rows), self.frame[rows]
+        return _Batch(works, taken, frame, self.bound[rows], self.any_cuts_bound[rows], self.end)
 
 
 @dataclass
@@ -128,6 +130,8 @@ class Found:
     complete: bool = True
     seconds: float = 0.0
     frames: int = 0
+    any_cuts_bound_s: float = np.inf
+    """What no layout can beat however it is cut, where `lower_bound_s` holds for the cuts that the search gives each."""
     near: list[Candidate] = field(default_factory=list)
     """Layouts whose ruled cuts are a little slower than the best, one for each frame, vpp and micro-batch: others may be faster."""
 
@@ -152,8 +156,10 @@ class Search:
         self._best: dict[int, _Kept] = {}
         self._ceiling_s = ceiling_s
         self._frame_limit_s = np.full(len(space.frames), ceiling_s)
-        self._rows_per_wave = ROWS_AT_FIRST
+        self._works_per_wave = self._rows_per_wave = WAVE_AT_FIRST
         self._near: dict[tuple[int, ...], _Kept] = {}
+        self._any_cuts_s = np.inf
+        self._looked = False
 
     def run(self, progress: Callable[[float], None] | None = None) -> Found:
         """Searches until every layout is scored or cut, or the time limit passes; Ctrl-C ends it like the limit does."""
@@ -161,7 +167,6 @@ class Search:
         order, bound = self.begin()
         done = 0
         try:
-            self._seed(self._promising(_spread(order), 0, WORKS_LOOKED_AT))
             for batch in self._batches(order, per_frame, bound):
                 self._score_works(batch)
                 if self.out_of_time:
@@ -175,6 +180,33 @@ class Search:
             if not self._best:
                 raise
         return self.end(found.complete, float(bound[order[done:]].min(initial=np.inf)))
+
+    def finds_any(self) -> bool:
+        """Whether any layout is legal and fits, as far as the time limit lets it look: a search that its first find ends.
+
+        1F1B keeps the fewest micro-batches and shows at once which of its rows memory leaves room for: some of these come first.
+        """
+        order, bound = self.begin()
+        self._score_roomy(_spread(order))
+        batches = self._batches(order, self.space.layouts_per_frame, bound)
+        while not self._best and (batch := next(batches, None)) is not None:
+            self._score_works(batch)
+        return bool(self._best)
+
+    def _score_roomy(self, frames: npt.NDArray[np.intp]) -> None:
+        """Scores 1F1B layouts of some works of some frames that memory has room for until one fits."""
+        works = self.space.works(frames)
+        exact = np.nonzero(partitioned_exactly(self.model.problem, works.table))[0]
+        works = works.take(exact[:: 1 + len(exact) // WORKS_LOOKED_AT])
+        table, of_work = self.space.layouts_of(works)
+        rows, frame = self.model.rows(works.table).spread(table, of_work), frames[works.frame][of_work]
+        fits = np.nonzero(row_bounds_bytes(self.model, rows) <= self.model.usable_bytes)[0]
+        wave = _Wave(rows.take(fits), frame[fits], np.zeros(len(fits)))
+        roomy = wave.take(self._reaching(wave))
+        for first in range(0, len(roomy.frame), REFINED_ROWS):
+            if self._best:
+                break
+            self._score(roomy.take(np.arange(first, min(first + REFINED_ROWS, len(roomy.frame)))))
 
     def begin(self) -> tuple[npt.NDArray[np.intp], Floats]:
         """Counts the space and cuts what cannot fit: the frames that are left by rising bound, and every frame's bound."""
@@ -192,6 +224,7 @@ class Search:
         found.best, found.complete = self.best, complete
         best_s = found.best[0].step_time_s if found.best else np.inf
         found.lower_bound_s = best_s if complete else min(best_s, open_bound_s)
+        found.any_cuts_bound_s = min(found.lower_bound_s, self._any_cuts_s)
         near = sorted(self._near.values(), key=lambda kept: kept.step_time_s)[:NEAR_LAYOUTS]
         num_layers = self.model.problem.model.num_layers
         found.near = [each.candidate(num_layers) for each in near if each.step_time_s <= best_s * (1.0 + NEAR)]
@@ -200,10 +233,7 @@ class Search:
 
     def score_frames(self, frames: npt.NDArray[np.intp]) -> None:
         """Scores or cuts every layout of some frames, exactly as a search does; `found.counts` and `best` then hold them."""
-        batch = self._promising(frames, 0)
-        if np.isinf(self.limit_s):
-            self._seed(batch)
-        self._score_works(batch)
+        self._score_works(self._promising(frames, 0))
 
     @property
     def best(self) -> list[Candidate]:
@@ -213,7 +243,8 @@ class Search:
 
     @property
     def out_of_time(self) -> bool:
-        return self.seconds_left < 0
+        """Whether the time is over, a first look at the most promising layouts apart: however short it is, that is taken."""
+        return self._looked and self.seconds_left < 0
 
     @property
     def seconds_left(self) -> float:
@@ -239,58 +270,58 @@ class Search:
             hopeful = int((bound[order[begin : begin + count]] < self.limit_s).sum())
             end = begin + max(1, min(count, hopeful))
             yield self._promising(order[begin:end], end)
-            begin, size = end, min(2 * size, ROWS_AT_MOST)
+            begin, size = end, ROWS_AT_MOST
 
-    def _promising(self, frames: npt.NDArray[np.intp], end: int, most: int | None = None) -> _Batch:
-        """The works of some frames that can still win and may fit, best bound first; the rest is cut and counted.
-
-        With `most` only so many of the works are looked at, evenly spaced, and none is counted.
-        """
+    def _promising(self, frames: npt.NDArray[np.intp], end: int) -> _Batch:
+        """The works of some frames that can still win and may fit, best bound first; the rest is cut and counted."""
         works = self.space.works(frames)
-        if most is not None:
-            works = works.take(np.arange(0, len(works.frame), 1 + len(works.frame) // most))
         frame = frames[works.frame]
         rows = self.model.rows(works.table)
         bound = work_bounds_s(self.model, rows)
         left = np.nonzero(bound < self._limits_s(frame))[0]
         fits = work_bounds_bytes(self.model, rows.take(left), self.space.sharings) <= self.model.usable_bytes
-        self.found.counts.cut_by_memory += int(works.stands_for[left[~fits]].sum()) if most is None else 0
+        self.found.counts.cut_by_memory += int(works.stands_for[left[~fits]].sum())
         left = left[fits]
-        ruled = left[~partitioned_exactly(self.model.problem, works.table.take(left))]
-        bound[ruled] = np.maximum(bound[ruled], ruled_bounds_s(self.model, rows.take(ruled)) / (1.0 + NEAR))
-        left = left[bound[left] < self._limits_s(frame[left])]
         left = left[np.argsort(bound[left], kind="stable")]
-        return _Batch(works, rows, frame, bound, end).take(left)
+        return _Batch(works, rows, frame, bound, bound, end).take(left)
 
     def _score_works(self, batch: _Batch) -> None:
-        """Scores the layouts of a batch that can still win, the most promising works first."""
-        left = batch
+        """Scores the layouts of a batch that can still win: of a sample of its works first, which spares most of the others."""
+        count = len(batch.bound)
+        sampled = np.zeros(count, dtype=bool)
+        sampled[:: count // WORKS_SAMPLED if count > 4 * WORKS_SAMPLED else 1] = True
+        for some in (np.nonzero(sampled)[0], np.nonzero(~sampled)[0]):
+            if not self.out_of_time:
+                self._score_hopeful(self._hopeful(self._winning(batch.take(some))))
+        self._looked = True
+
+    def _hopeful(self, batch: _Batch) -> _Batch:
+        """Those of the works that can still win as a rule cuts them, where one does, best bound first."""
+        ruled = np.nonzero(~partitioned_exactly(self.model.problem, batch.works.table))[0]
+        bound = batch.bound.copy()
+        bound[ruled] = np.maximum(bound[ruled], ruled_bounds_s(self.model, batch.rows.take(ruled)) / (1.0 + NEAR))
+        left = self._winning(replace(batch, bound=bound))
+        return left.take(np.argsort(left.bound, kind="stable"))
+
+    def _winning(self, batch: _Batch) -> _Batch:
+        """Those of the works that can still win; what the others would do under other cuts stays open."""
+        wins = batch.bound < self._limits_s(batch.frame)
+        self._leave_open(batch.any_cuts_bound[~wins])
+        return batch.take(np.nonzero(wins)[0])
+
+    def _score_hopeful(self, left: _Batch) -> None:
+        """Scores the layouts of some works, the most promising first."""
         while len(left.bound) and not self.out_of_time:
-            left = left.take(np.nonzero(left.bound < self._limits_s(left.frame))[0])
-            now, left = left.take(slice(0, WORKS_PER_WAVE)), left.take(slice(WORKS_PER_WAVE, None))
+            left = self._winning(left)
+            now, left = left.take(slice(0, self._works_per_wave)), left.take(slice(self._works_per_wave, None))
             self._score_best_first(*self._layouts_of(now))
+            self._looked = True
+            self._works_per_wave = min(2 * self._works_per_wave, WORKS_PER_WAVE)
 
     def _layouts_of(self, batch: _Batch) -> tuple[Rows, npt.NDArray[np.intp]]:
         """Every layout of the works, and its frame."""
         table, of_work = self.space.layouts_of(batch.works)
         return batch.rows.spread(table, of_work), batch.frame[of_work]
-
-    def _seed(self, batch: _Batch) -> None:
-        """Prices layouts of the best works of every frame, so that all that follows has a limit to stay under: 1F1B with balanced
-        cuts, and those of the others that are fastest from below.
-        """
-        rows, frame = self._layouts_of(batch.take(_first_of_each(batch.frame, WORKS_SEEDED)))
-        fits = np.nonzero(row_bounds_bytes(self.model, rows) <= self.model.usable_bytes)[0]
-        rows = rows.take(fits).known()
-        wave = _Wave(rows, frame[fits], np.zeros(len(rows)))
-        below, cuts = self._priced_below(rows, np.zeros(len(rows)))
-        table, fits = rows.table, np.isfinite(below)
-        exact = partitioned_exactly(self.model.problem, table)
-        self._keep(wave.take(np.nonzero(fits & exact)[0]), cuts[fits & exact], below[fits & exact])
-        short = table.pp * table.vpp * np.minimum(table.num_microbatches, REPLAYED_GROUPS * table.pp) <= PASSES_SEEDED
-        ruled = np.nonzero(fits & ~exact & short & (below < self._limits_s(wave.frame)))[0]
-        ruled = ruled[np.argsort(below[ruled], kind="stable")]
-        self._replay_some(wave, ruled[_first_of_each(wave.frame[ruled], 1)][: self.top], cuts)
 
     def _score_best_first(self, rows: Rows, frame: npt.NDArray[np.intp]) -> None:
         """Bounds some rows with all that is known of them, and scores those that can still win."""
@@ -303,6 +334,7 @@ class Search:
         self._cut_by_memory(rows, ~fits)
         exact = partitioned_exactly(self.model.problem, rows.table)
         ruled, some = np.nonzero(fits & ~exact)[0], np.nonzero(fits & exact)[0]
+        self._leave_open(bound[ruled])
         self._replay(_Wave(rows, frame, after).take(ruled))
         while len(some) and not self.out_of_time:
             now, some = some[: self._rows_per_wave], some[self._rows_per_wave :]
@@ -350,13 +382,18 @@ class Search:
                 limits_s = self._partition_limits_s(part.frame)
                 best = refined(self.model, part.rows, least, limits_s, self.model.usable_bytes)
                 self.found.counts.scored += int(np.isfinite(best.time_s).sum())
+                self._leave_open(least.time_s + self._overhead_s)
                 self._cut_by_memory(part.rows, ~np.isfinite(best.time_s) & ~np.isfinite(limits_s))
                 self._keep(part, best.cuts, best.time_s + self._overhead_s)
+
+    def _leave_open(self, bound: Floats) -> None:
+        """Notes what no cuts can beat of rows of which only some were looked at."""
+        self._any_cuts_s = min(self._any_cuts_s, float(bound.min(initial=np.inf)))
 
     def _partition_limits_s(self, frame: npt.NDArray[np.intp]) -> Floats:
         """Limits of partitions, whose times are without the step's overhead, (n,).
 
-        A row that set its own limit (`_seed`) is scored like any other: rounding must not leave it out.
+        A row that set its own limit is scored like any other: rounding must not leave it out.
         """
         return self._limits_s(frame) * (1.0 + EQUAL) - self._overhead_s
 
@@ -370,15 +407,16 @@ class Search:
             limits_s = self._limits_s(wave.frame[order]) * (1.0 + EQUAL)  # a row that set its own limit is scored like any other
             order = order[below[order] < np.minimum(limits_s, np.finfo(float).max)]
             now, order = order[:REPLAYED_ROWS], order[REPLAYED_ROWS:]
-            self._replay_some(wave, now, cuts, count=True)
+            self._replay_some(wave, now, cuts)
 
     def _note_near(self, wave: _Wave, below: Floats, cuts: npt.NDArray[np.object_]) -> None:
-        """Remembers the fastest row of each frame, vpp and micro-batch that is not much slower than what is kept, by its rule."""
+        """Remembers the fastest row of each frame, vpp, micro-batch and rank order that is not much slower than the limit."""
         table = wave.rows.table
         near = np.nonzero(below < np.minimum(self.limit_s * (1.0 + NEAR), np.finfo(float).max))[0]
         near = near[np.argsort(below[near], kind="stable")]
-        for row in near[distinct_rows([wave.frame[near], table.vpp[near], table.micro_batch[near]])[0]].tolist():
-            key = int(wave.frame[row]), int(table.vpp[row]), int(table.micro_batch[row])
+        told_apart = (wave.frame, table.vpp, table.micro_batch, table.rank_order)
+        for row in near[distinct_rows([column[near] for column in told_apart])[0]].tolist():
+            key = tuple(int(column[row]) for column in told_apart)
             if key not in self._near or below[row] < self._near[key].step_time_s:
                 self._near[key] = self._kept(wave, row, cuts[row], float(below[row]))
 
@@ -406,14 +444,13 @@ class Search:
                     cuts[row] = row_cuts
         return below, cuts
 
-    def _replay_some(self, wave: _Wave, members: npt.NDArray[np.intp], cuts: npt.NDArray[np.object_], count: bool = False) -> None:
-        """Prices the given rows with their cuts in full, and keeps the best of each frame that fit."""
+    def _replay_some(self, wave: _Wave, members: npt.NDArray[np.intp], cuts: npt.NDArray[np.object_]) -> None:
+        """Prices the given rows with their cuts in full, counts them, and keeps the best of each frame that fit."""
         for some in _groups(wave.rows.table, members, depth=False):
             part, chosen = wave.take(some), np.stack(list(cuts[some]))
             priced = self.model.price_cuts(part.rows, chosen)
-            if count:
-                self.found.counts.scored += int(priced.fits.sum())
-                self._cut_by_memory(part.rows, ~priced.fits)
+            self.found.counts.scored += int(priced.fits.sum())
+            self._cut_by_memory(part.rows, ~priced.fits)
             self._keep(part, chosen, np.where(priced.fits, priced.step_time_s, np.inf))
 
     def _cut_by_memory(self, rows: Rows, cut: Bools) -> None:
@@ -444,13 +481,6 @@ def _groups(table: LayoutTable, members: npt.NDArray[np.intp], depth: bool) -> I
 
 def _spread(order: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """Some frames of an order, the closer together the earlier they come, all of a short one."""
-    if len(order) <= FRAMES_SEEDED:
+    if len(order) <= FRAMES_LOOKED_AT:
         return order
-    return order[np.unique((np.linspace(0.0, 1.0, FRAMES_SEEDED) ** 2 * (len(order) - 1)).astype(np.int64))]
-
-
-def _first_of_each(group: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.intp]:
-    """The first few members of every group, (n,), as they lie."""
-    order = np.argsort(group, kind="stable")
-    _, begin, size = np.unique(group[order], return_index=True, return_counts=True)
-    return np.sort(order[np.arange(len(order)) - np.repeat(begin, size) < count])
+    return order[np.unique((np.linspace(0.0, 1.0, FRAMES_LOOKED_AT) ** 2 * (len(order) - 1)).astype(np.int64))]

@@ -22,8 +22,9 @@ from ..cost_models.rows import Rows
 from ..cost_models.stage_times import Kept
 from ..cost_models.step import CostModel
 from ..search_spaces.cutting import Cutting
-from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem, distinct_rows
+from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import led_layers
+from ..search_spaces.row_keys import distinct_rows
 from ..search_spaces.vocabulary import V_SHAPED
 from .rounds import paces_s, round_starts
 
@@ -260,7 +261,7 @@ def balanced_cuts(model: CostModel, rows: Rows, chunks: int, in_rounds: bool = F
     `in_rounds` cuts interleaved chunks as `rounds` says where that is nearer to equal work at every moment.
     """
     pieces = rows.pieces
-    pp = int(rows.table.pp[0])
+    pp, _, _ = rows.shape
     cutting = cutting_of(model, pp, chunks // pp)
     used, place = np.unique(rows.factor, return_inverse=True)
     ends = [pieces.pieces[name].work_s[used] for name in ("embedding", "head")]
@@ -334,11 +335,11 @@ def default_cuts(model: CostModel, rows: Rows, ceilings_bytes: Sequence[float] =
 
     Those of 1F1B are `best_partitions` under the first of the ceilings that they can stay below, else the best of all.
     """
-    pp, vpp = int(rows.table.pp[0]), int(rows.table.vpp[0])
+    pp, vpp, schedule = rows.shape
     if not model.problem.stack.cuts_freely(vpp):
         return np.tile(even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp), (len(rows), 1))
-    if not partitioned_exactly(model.problem, rows.table).all():
-        return balanced_cuts(model, rows, pp * vpp, in_rounds=rows.shape[2] not in V_SHAPED)
+    if schedule != "1f1b":
+        return balanced_cuts(model, rows, pp * vpp, in_rounds=schedule not in V_SHAPED)
     unlimited = np.full(len(rows), np.inf)
     found = best_partitions(model, rows, unlimited, np.inf).cuts
     for ceiling in reversed(ceilings_bytes):

@@ -19,6 +19,7 @@ from ..cost_models.step import CostModel
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import InputError
 from ..search_spaces.layout import DEGREES, Floats, Ints, Layout, LayoutTable, Problem, Split
+from ..search_spaces.workload import LARGEST_IMBALANCE
 from .engines.refinement import overflow_s, refined
 from .engines.sampling import PER_BATCH, tpe
 from .incumbent import Setting, same_choice
@@ -36,7 +37,6 @@ NEIGHBOURS = PER_BATCH // 2
 WIDER = 5
 """Frames from beyond the plan's list that a study starts from."""
 TENTHS = ("none", *(f"optimizer:{tenth / 10:g}" for tenth in range(1, 11)))
-LARGEST_IMBALANCE = 1000.0
 KNOBS = (
     *(name for name in DEGREES if name != "num_microbatches"),
     "schedule",

@@ -2,9 +2,9 @@
 
 A choice keeps a start's frame, schedule and sharing of states, and sets what has too many values to list: the micro-batch, what is
 recomputed and to which depth, the fraction of the optimizer on the host, and the cuts of schedules whose cuts follow from a rule.
-Stages of plain 1F1B are cut exactly for every choice, so that their cuts need no knob. Bucket sizes and recompute that differs
-between stages have no knob either: the cost model has no price for them. Nor has precision, which changes what is learnt and not
-only how fast: a plan for each precision is certified by itself.
+Stages of plain 1F1B are cut exactly for every choice, so that their cuts need no knob. Bucket sizes have none either: the cost
+model has no price for them. Nor has precision, which changes what is learnt and not only how fast: a plan for each precision is
+certified by itself. Depths of recompute that differ between chunks are the plan's own (`recutting`).
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class SlowPlace(Record):
 class LeftOption(Record):
     """A way to go on: how many devices it is planned for, how many of them the best layout uses, and its step.
 
-    No figures where nothing fits, or nothing faster than the chosen one was found. With a slow device in it the step is that with
-    the device where it does least harm, `slow`.
+    No figures where nothing fits, or where it was searched only for what is faster than others and is `beaten`. With a slow device
+    in it the step is that with the device where it does least harm, `slow`.
     """
 
     words: str
@@ -60,12 +60,14 @@ class LeftOption(Record):
     step_time_s: float | None = None
     layout: Layout | None = None
     slow: SlowPlace | None = None
+    beaten: bool = False
 
 
 class DevicesLeft(Record):
     """What the job has and what it makes of it: `free` devices in each supernode, `idle` of them in the plan.
 
-    `options` were compared, the plan's first; `whole` is the job without losses, as a spare would keep it.
+    `options` were compared, the plan's first; `whole` is the job without losses, as a spare would keep it. `open`: how many lie in
+    each supernode was the plan's to choose, and `free` is how they are allocated.
     """
 
     free: tuple[int, ...]
@@ -74,10 +76,11 @@ class DevicesLeft(Record):
     idle: int
     options: tuple[LeftOption, ...]
     whole: LeftOption | None = None
+    open: bool = False
 
     @property
     def slow(self) -> SlowPlace | None:
-        """Where the plan's slow device does least harm, if it has one. The plan itself is priced with every device as slow."""
+        """Where the plan's slow device does least harm, if it has one."""
         return self.options[0].slow if self.options else None
 
 

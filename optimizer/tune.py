@@ -205,7 +205,7 @@ def outcome_of(subject: Subject, proposal: Proposal) -> Outcome:
     problem = subject.problem
     cells = {"family": "this study", "model": problem.model.name, "status": "ok"}
     run = Run(cells, f"trial {proposal.number}")
-    job = Job(run, problem, proposal.layout, problem.cluster.accelerator.name, problem.workload.precision, "allocated fullest")
+    job = Job(run, problem, proposal.layout, problem.workload.precision, "allocated fullest")
     return Outcome(run, measured_step_time_s=proposal.measured_s, job=job)
 
 

@@ -36,11 +36,25 @@ def write_folder(directory: Path, files: Mapping[str, str | bytes]) -> list[Path
 
 def replaced(directory: Path, files: Mapping[str, str | bytes]) -> tuple[str, ...]:
     """A sentence that names the files of `directory` that `write_folder` would put others in the place of; none where none are."""
-    contents = {name: text if isinstance(text, bytes) else text.encode("utf-8") for name, text in files.items()}
-    others = [name for name, content in contents.items() if _reads_otherwise(directory / name, content)]
+    others = _others(directory, files)
     if not others:
         return ()
     return (f"replaced {len(others)} file{'s' * (len(others) > 1)} in {directory} that read otherwise: {', '.join(others)}",)
+
+
+def refuse_replacing(directory: Path, files: Mapping[str, str | bytes]) -> None:
+    """InputError that names the files of `directory` that `write_folder` would put others in the place of, if there are any."""
+    others = _others(directory, files)
+    if others:
+        what = "a file that reads" if len(others) == 1 else "files that read"
+        raise InputError(
+            f"{directory}: {', '.join(others)}: {what} otherwise would be written over; name another folder, or give --force"
+        )
+
+
+def _others(directory: Path, files: Mapping[str, str | bytes]) -> list[str]:
+    contents = {name: text if isinstance(text, bytes) else text.encode("utf-8") for name, text in files.items()}
+    return [name for name, content in contents.items() if _reads_otherwise(directory / name, content)]
 
 
 def _reads_otherwise(path: Path, content: bytes) -> bool:
@@ -65,6 +79,8 @@ def refuse_place(path: Path, said: str = "") -> None:
         raise InputError(f"{said}{path}: there is no folder {path.parent}; make it first, or name another place")
     if path.is_dir():
         raise InputError(f"{said}{path}: a folder of this name is in the way; move it or name another place")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{said}{path}: is a device or a pipe; name a file, or none that is there")
 
 
 def spare_inputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]) -> None:

@@ -47,6 +47,7 @@ def _joined(first: Found, other: Found) -> Found:
         best=sorted((*first.best, *other.best), key=lambda candidate: candidate.step_time_s),
         counts=counts,
         lower_bound_s=min(first.lower_bound_s, other.lower_bound_s),
+        any_cuts_bound_s=min(first.any_cuts_bound_s, other.any_cuts_bound_s),
         complete=first.complete and other.complete,
         seconds=first.seconds + other.seconds,
         frames=max(first.frames, other.frames),

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from ...search_spaces.choices import FRAME
 from ...search_spaces.enumeration import Space
-from ...search_spaces.layout import DEGREES, Floats, Ints, row_keys
+from ...search_spaces.layout import DEGREES, Floats, Ints
+from ...search_spaces.row_keys import row_keys
 
 RECOMPUTE = ("recompute_mode", "recompute_layers", "recompute_modules")
 SHARDING = ("sharding", "hsdp")

@@ -216,7 +216,8 @@ def legal_layouts(problem: Problem) -> list[Layout]:
     A rule is read, one set of integers at a time, as soon as all that it looks at is chosen.
     """
     fixed = constants(problem)
-    values = {**fixed, "placed_blocks": fixed["blocks"], "split_form": EVEN}  # what the optimizer cuts, the stack can say
+    # What the optimizer cuts, the stack can say.
+    values = {**fixed, "placed_blocks": fixed["blocks"], "split_form": EVEN, "depths_apart": 0}
     rules = [(frozenset(rule.names), rule) for rule in rules_for(problem) if rule.scope != "memory"]
     found: dict[tuple[object, ...], Layout] = {}
     for frame, after_frame in _kept(_frames(problem), values, rules):
@@ -277,7 +278,8 @@ def _pipelines(problem: Problem, frame: Mapping[str, int]) -> Iterator[dict[str,
         most = layers + sum(_bare_ends(problem, 2)) - max(0, led_blocks(problem) - 1)
         cuttable = chunks <= most if stack.cuts_freely(vpp) else layers % chunks == 0
         turns = vpp == 2 if schedule in ("zb-v", "dualpipev") else (vpp > 1) == (schedule == "interleaved")
-        if m == 0 or not turns or (schedule == "interleaved" and m % frame["pp"]) or not cuttable:
+        needless = schedule == "gpipe" and frame["pp"] == 1 and "1f1b" in schedules
+        if m == 0 or not turns or needless or (schedule == "interleaved" and m % frame["pp"]) or not cuttable:
             continue
         for text in fix.get("recompute") or recompute_choices(problem, chunks):
             recompute = Recompute.parse(text)

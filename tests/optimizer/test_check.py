@@ -19,8 +19,8 @@ from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem
 from rich.console import Console
 
+from .applying import applied
 from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, line, rules
-from .test_check_changes import applied
 
 JOB = """\
 task:
@@ -130,7 +130,7 @@ def test_the_changes_lead_to_the_best_layout() -> None:
         found.best.step_time_s - found.priced.step_time_s
     )
     assert [change.seconds for change in found.changes] == sorted(change.seconds or 0.0 for change in found.changes)
-    again = check(read_text(applied(text, found.changes), "job.sh", devices=16), cluster="hgx-h100")
+    again = check(read_text(applied("megatron-lm", text, found.changes), "job.sh", devices=16), cluster="hgx-h100")
     assert again.priced is not None
     assert again.priced.step_time_s == pytest.approx(found.best.step_time_s, rel=2e-3)
     assert not again.changes or (again.faster or 0.0) < 2e-3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from paraplan.search_spaces.model import Attention, DenseMlp, LayerKind, ModelSp
 
 from .check_samples import LLAMA_7B, LLAMA_70B, checked, legal, rules, states, terms
 
-SHARDED = {"use-distributed-optimizer": True, "sequence-parallel": True}
+SHARDED_ONLY = {"use-distributed-optimizer": True}
+SHARDED = {**SHARDED_ONLY, "sequence-parallel": True}
 
 
 # --- stages ------------------------------------------------------------------------------------------------------------------
@@ -78,6 +81,13 @@ def test_one_layout_string_on_three_pipelines(pp: int, vpp: int) -> None:
     assert not rules(found)
     assert found.given["vpp"] == vpp
     assert found.stages == (4,) * 15 + (2,)
+
+
+def test_mtp_and_loss_weigh_a_layer_of_the_last_stage() -> None:
+    """61 decoders and one MTP layer on 8 stages: 7, six times 8, then 6 with MTP and loss."""
+    found = checked(layers=61, heads=128, pp=8, layout="'Et*7|(t*8|)*6t*6mL'", mtp_num_layers=1)
+    assert not rules(found)
+    assert found.stages == (7, *(8,) * 6, 7)
 
 
 def test_a_layout_string_with_another_number_of_layers() -> None:
@@ -174,6 +184,24 @@ def test_sequence_parallel_attention_over_48_heads() -> None:
     assert max(legal(found, "C044a", "cp")) == 16
 
 
+@pytest.mark.parametrize(("cp", "broken"), [(2, False), (4, True), (8, True)])
+def test_sequence_parallel_attention_over_two_kv_heads(cp: int, broken: bool) -> None:
+    """Where KV heads are not replicated, all-to-all over heads ends at their number."""
+    found = checked("--group-query-attention --num-query-groups 2 --cp-comm-type a2a", world=8, cp=cp, layers=4, heads=32, seq=4096)
+    assert ("C044b" in rules(found)) is broken
+
+
+@pytest.mark.parametrize("tp", [4, 8])
+def test_the_vision_tower_s_heads_are_not_the_model_s(tp: int, tmp_path: Path) -> None:
+    """64 heads and 8 KV heads of the language model, whatever the vision tower beside it has."""
+    text = {"model_type": "qwen2", "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 4, "hidden_size": 8192}
+    text |= {"intermediate_size": 29568, "vocab_size": 151674, "max_position_embeddings": 32768}
+    config = {"model_type": "internvl", "text_config": text, "vision_config": {"num_attention_heads": 25, "num_hidden_layers": 45}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = check(f"tp={tp}", tmp_path, devices=8, best=False)
+    assert not rules(found) and not any("give MODEL" in said for said in found.not_judged)
+
+
 @pytest.mark.parametrize(("tp", "cp", "least"), [(1, 2, 4), (2, 2, 4), (4, 2, 8), (8, 4, 32), (3, 2, 12), (8, 1, 8)])
 def test_least_sequence(tp: int, cp: int, least: int) -> None:
     """cp·lcm(2, tp); without CP, tp."""
@@ -198,6 +226,16 @@ def test_pipelines_with_few_micro_batches(world: int, values: dict[str, int], sh
     found = checked(world=world, heads=64, **values)
     assert not rules(found)
     assert f"({share} of the step)" in " ".join(found.advice)
+
+
+@pytest.mark.parametrize(("micro_batch", "count"), [(16, 8), (8, 16), (4, 32)])
+def test_larger_micro_batches_widen_the_bubble(micro_batch: int, count: int) -> None:
+    """At a fixed global batch of 256 on DP 2 the bubble is (p−1)/m of the work: 1/8, 1/16 and 1/32."""
+    values = {"tp": 2, "pp": 2, "mbs": micro_batch, "gbs": 256, "seq": 2048, **SHARDED}
+    found = checked(LLAMA_7B, world=8, options={"cluster": "hgx-b200"}, **values)
+    assert found.given["num_microbatches"] == count and found.priced is not None
+    spent = found.priced.breakdown_s
+    assert spent["bubble"] / (spent["forward"] + spent["backward"] + spent["tp"]) == pytest.approx(1 / count, rel=0.05)
 
 
 def test_interleaving_with_few_micro_batches() -> None:
@@ -251,6 +289,17 @@ def test_vocabulary_that_tp_does_not_divide(vocab: int, tp: int, divisor: int, p
     assert "C023" in rules(found)
     assert f"{padded} would" in " ".join(each.sentence for each in found.broken)
     assert "C023" not in rules(checked(tp=tp, layers=8, heads=32, **{**values, "padded-vocab-size": padded}))
+
+
+def test_the_vocabulary_is_padded_to_whole_rows_per_rank() -> None:
+    """32,002 tokens on TP 2 with a divisor of 128 are held as ⌈32002/256⌉·256 = 32,256."""
+    bare = LLAMA_7B.replace("--vocab-size 32000", "")
+    values = {"world": 8, "tp": 2, "mbs": 1, "gbs": 8, "seq": 2048, "options": {"cluster": "hgx-b200"}, **SHARDED}
+    divisor = "--make-vocab-size-divisible-by 128"
+    padded, exact = (checked(f"{bare} {divisor} --vocab-size {size}", **values) for size in (32002, 32256))
+    assert terms(padded)["weights"] == terms(exact)["weights"]
+    smaller = checked(f"{bare} {divisor} --vocab-size 32000", **values)
+    assert terms(padded)["weights"] - terms(smaller)["weights"] == pytest.approx(2 * 256 * 4096 / 2 * 2 / 2**30)
 
 
 # --- models that options describe --------------------------------------------------------------------------------------------
@@ -347,11 +396,31 @@ def test_tied_embeddings_are_held_twice() -> None:
     assert found.fit is not None and found.fit.stage in (0, 3)
 
 
-def test_expert_weights_of_a_235b_model_per_device() -> None:
-    """94·128·3·4096·1536 / (EP 8 · PP 2) · 2 B = 26.44 GiB, and some 1.9 GiB of the rest."""
-    values = {"tp": 4, "pp": 2, "ep": 8, "etp": 1, "mbs": 1, "gbs": 16, "seq": 1024, **SHARDED}
+@pytest.mark.parametrize(
+    ("pp", "ep", "gib"),
+    [(2, 8, 26.44 + 1.9), (2, 16, 13.22 + 1.9), (4, 8, 13.22 * 24 / 23.5 + 0.9)],
+    ids=["as run", "EP 16", "PP 4"],
+)
+def test_expert_weights_of_a_235b_model_per_device(pp: int, ep: int, gib: float) -> None:
+    """94·128·3·4096·1536 / (EP 8 · PP 2) · 2 B = 26.44 GiB, and some 1.9 GiB of the rest; half of it on twice the ranks."""
+    ends = {"first": 23, "last": 23} if pp == 4 else {}
+    values = {"tp": 4, "pp": pp, "ep": ep, "etp": 1, "mbs": 1, "gbs": 16, "seq": 1024, **SHARDED, **ends}
     found = checked(world=32, options={"model": "qwen3-235b-a22b", "cluster": "hgx-b200"}, **values)
-    assert terms(found)["weights"] == pytest.approx(26.44 + 1.9, rel=0.03)
+    assert terms(found, 1)["weights"] == pytest.approx(gib, rel=0.06)
+
+
+def test_logits_of_a_large_vocabulary() -> None:
+    """4096·248320·4 B = 3.79 GiB in FP32: so much more, and what goes with it, for twice the sequence; half on TP 2."""
+
+    def transient(tp: int, seq: int) -> float:
+        options = LLAMA_7B.replace("--vocab-size 32000", "--vocab-size 248320")
+        found = checked(options, world=8, tp=tp, mbs=1, gbs=8, seq=seq, options={"cluster": "hgx-b200"}, **SHARDED_ONLY)
+        return terms(found)["transient"]
+
+    once = 4096 * 248320 * 4 / 2**30
+    grown = transient(1, 8192) - transient(1, 4096)
+    assert once == pytest.approx(3.79, abs=0.005) and once <= grown <= 3 * once
+    assert transient(2, 8192) - transient(2, 4096) == pytest.approx(grown / 2)
 
 
 def test_sharded_states_fall_with_the_devices() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-import random
 import shlex
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
-from paraplan.optimizer.checking.checked import AND, Change, Checked
+import yaml
+from paraplan.optimizer.checking.checked import Checked
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
-from paraplan.optimizer.readers.shell import options
 
+from .applying import applied, made
 from .test_check_roundtrip import bare
 
 DENSE = (
@@ -51,8 +55,8 @@ RECOMPUTES = {
 }
 
 
-def random_job(framework: str, seed: int) -> str:
-    pick = random.Random(f"{framework} {seed}").choice
+def megatron_job(framework: str, drawn: Random) -> str:
+    pick = drawn.choice
     tp = pick((1, 2, 4))
     degrees = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size 4 --micro-batch-size {pick((1, 2))}"
     sharding = pick(("", "--use-distributed-optimizer", "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"))
@@ -61,40 +65,198 @@ def random_job(framework: str, seed: int) -> str:
     return f"torchrun --nproc_per_node 8 --nnodes 4 --global-batch-size 64 {' '.join(parts)}"
 
 
-def applied(text: str, changes: Iterable[Change]) -> str:
-    """The command with every option of a change's left side taken out and those of its right put in."""
-    words = shlex.split(text)
-    start = next(place for place, word in enumerate(words) if word.startswith("--"))
-    held = {option.name: option for option in options(words[start:])}
-    for change in changes:
-        for old in change.before.split(AND):
-            for option in options(shlex.split(old)) if not old.startswith("no ") else ():
-                held.pop(option.name, None)
-        for new in change.after.split(AND):
-            for option in options(shlex.split(new)) if not new.startswith("no ") else ():
-                held[option.name] = option
-    shown = (shlex.join((f"--{option.name}", *option.values)) for option in held.values())
-    return f"torchrun {' '.join(shown)}"
+def bridge_job(drawn: Random) -> str:
+    tp, pp = drawn.choice((1, 2, 4)), drawn.choice((1, 2, 4))
+    words = {
+        "model.tensor_model_parallel_size": tp,
+        "model.pipeline_model_parallel_size": pp,
+        "model.virtual_pipeline_model_parallel_size": drawn.choice(("null", 2)) if pp > 1 else "null",
+        "model.sequence_parallel": drawn.choice(("true", "false")) if tp > 1 else "false",
+        "model.recompute_granularity": drawn.choice(("null", "selective")),
+        "ddp.use_distributed_optimizer": drawn.choice(("true", "false")),
+        "train.micro_batch_size": drawn.choice((1, 2)),
+        "train.global_batch_size": 64,
+        "model.seq_length": 4096,
+    }
+    recipe = drawn.choice(("llama31_8b_pretrain_config", "qwen3_30b_a3b_pretrain_config"))
+    return f"run_recipe.py --recipe={recipe} {' '.join(f'{key}={value}' for key, value in words.items())}"
 
 
-def judged(text: str, framework: str) -> Checked:
-    job = read_text(text, "job", form=framework)
-    return check(job, cluster="hgx-h100" if framework != "mindspeed-llm" else "cloudmatrix-384")
+def mindformers_job(drawn: Random) -> str:
+    tp, pp = drawn.choice((1, 2, 4)), drawn.choice((1, 2, 4))
+    dp = 32 // (tp * pp)
+    count = 64 // dp
+    own = {"parallel_config": {"micro_batch_num": count}, "runner_config": {"batch_size": 1}}
+    halved = {"parallel_config": {"micro_batch_num": count // 2}, "runner_config": {"batch_size": 2}}
+    batch = drawn.choice((own, halved))
+    data: dict[str, Any] = {
+        "runner_config": batch["runner_config"],
+        "parallel": {"enable_parallel_optimizer": drawn.choice((True, False))},
+        "parallel_config": {"data_parallel": dp, "model_parallel": tp, "pipeline_stage": pp, **batch["parallel_config"]},
+        "recompute_config": {"recompute": drawn.choice((True, False, [32 // pp - 1] * pp))},
+        "model": {"model_config": {"num_layers": 32, "seq_length": 4096}},
+    }
+    if pp == 4 and drawn.choice((True, False)):
+        data["model"]["model_config"]["offset"] = [-1, 1, 1, -1]
+    if drawn.choice((True, False)):
+        data["swap_config"] = {"swap": True}
+    return yaml.safe_dump(data)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("framework", ["megatron-lm", "mindspeed-llm"])
-def test_advice_taken_literally(framework: str, seed: int) -> None:
-    text = random_job(framework, seed)
-    found = judged(text, framework)
-    if found.best is None or not found.changes:
-        pytest.skip("nothing is advised for this job")
-    changed = applied(text, found.changes)
-    again = check(read_text(changed, "job", form=framework), cluster=found.cluster, best=False)
+TITAN_MODELS = {"llama3": "llama3_8b", "qwen3": "qwen3_30b_a3b"}
+
+
+def torchtitan_fields(drawn: Random) -> dict[str, Any]:
+    """Fields by section; degrees of 1 are left out now and then."""
+    tp, pp = drawn.choice((1, 2, 4)), drawn.choice((1, 2, 4))
+    local = drawn.choice((4, 8)) if pp > 1 else 1
+    fields = {
+        "parallelism.tensor_parallel_degree": tp,
+        "parallelism.pipeline_parallel_degree": pp,
+        "parallelism.data_parallel_shard_degree": drawn.choice((-1, 32 // (tp * pp))),
+        "training.local_batch_size": local,
+        "training.global_batch_size": 64,
+        "training.seq_len": 4096,
+    }
+    if pp > 1:
+        fields |= {"parallelism.pipeline_parallel_schedule": drawn.choice(("1F1B", "Interleaved1F1B"))}
+        fields |= {"training.global_batch_size": local * 32 // (tp * pp)}
+    if drawn.choice((True, False)):
+        fields = {name: value for name, value in fields.items() if value != 1 or "batch" in name}
+    return fields
+
+
+def torchtitan_job(drawn: Random) -> str:
+    fields, module = torchtitan_fields(drawn), drawn.choice(tuple(TITAN_MODELS))
+    switches = drawn.choice(("", "--training.enable_cpu_offload", "--parallelism.no-enable-sequence-parallel"))
+    mode = drawn.choice(("", "activation-checkpoint:full", "activation-checkpoint:none"))
+    graphs = "--training.disable_cuda_graphs" if "parallelism.pipeline_parallel_schedule" in fields else ""
+    words = " ".join(f"--{name} {value}" for name, value in fields.items())
+    return f"torchrun --module {module} --config {TITAN_MODELS[module]} {words} {graphs} {switches} {mode}"
+
+
+def torchtitan_toml(drawn: Random) -> str:
+    fields = {"model.name": "llama3", "model.flavor": "8B", **torchtitan_fields(drawn)}
+    fields["activation_checkpoint.mode"] = drawn.choice(("full", "none", "selective"))
+    lines = []
+    for section in ("model", "parallelism", "training", "activation_checkpoint"):
+        own = {name.partition(".")[2]: value for name, value in fields.items() if name.startswith(section)}
+        lines += [f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in own.items())]
+    return "\n".join(lines)
+
+
+def torchtitan_program(drawn: Random) -> str:
+    fields = torchtitan_fields(drawn)
+    mode = drawn.choice(("None", "FullAC.Config()"))
+    lines = [f"    config.{name} = {value!r}" for name, value in fields.items()]
+    head = ["def planned():", "    config = llama3_8b()", "    config.model_spec = model_registry('8B')"]
+    return "\n".join([*head, *lines, f"    config.activation_checkpoint = {mode}", "    return config", ""])
+
+
+def deepspeed_job(drawn: Random) -> str:
+    tp, pp = drawn.choice((1, 2, 4)), drawn.choice((1, 2))
+    stage = drawn.choice((0, 1) if pp > 1 else (0, 1, 2, 3))
+    micro, dp = drawn.choice((1, 2)), 32 // (tp * pp)
+    data: dict[str, Any] = {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": 64 // (micro * dp),
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": stage,
+            **({"offload_optimizer": {"device": "cpu"}} if stage and drawn.random() < 0.5 else {}),
+        },
+        "tensor_parallel": {"autotp_size": tp},
+        "pipeline": {"stages": pp},
+        "activation_checkpointing": {"number_checkpoints": drawn.choice((None, 32))},
+    }
+    for left_out in drawn.choice(((), ("train_batch_size",), ("gradient_accumulation_steps",))):
+        del data[left_out]
+    return json.dumps(data)
+
+
+def job_yaml(drawn: Random) -> str:
+    tp, pp, long = drawn.choice((1, 2, 4)), drawn.choice((1, 2, 4)), drawn.choice((True, False))
+    strategy: dict[str, Any] = {
+        "tensor_parallel" if long else "tp": tp,
+        "pipeline_parallel" if long else "pp": pp,
+        "micro_batch_size": drawn.choice((1, 2)),
+        "global_batch_size": 64,
+        "seq_len": 4096,
+        "recompute": drawn.choice(("none", "full")),
+    }
+    if drawn.choice((True, False)):
+        strategy["data_parallel"] = 32 // (tp * pp)
+    if drawn.choice((True, False)):
+        strategy["layers_per_stage"] = [32 // pp] * pp
+    return yaml.safe_dump({"task": {"model": "llama-3.1-8b", "resource": {"accelerators": 32}, "strategy": strategy}})
+
+
+def layout_words(drawn: Random) -> str:
+    tp, pp = drawn.choice((1, 2, 4)), drawn.choice((1, 2, 4))
+    given = {"tp": tp, "pp": pp, "micro_batch": drawn.choice((1, 2)), "recompute": drawn.choice(("none", "full"))}
+    given |= {"dp": 32 // (tp * pp)} if drawn.choice((True, False)) else {}
+    given |= {"vpp": 2} if pp > 1 and drawn.choice((True, False)) else {}
+    return ",".join(f"{name}={value}" for name, value in given.items())
+
+
+JOBS: dict[str, Callable[[Random], str]] = {
+    "megatron-lm": lambda drawn: megatron_job("megatron-lm", drawn),
+    "mindspeed-llm": lambda drawn: megatron_job("mindspeed-llm", drawn),
+    "megatron-bridge": bridge_job,
+    "mindformers": mindformers_job,
+    "torchtitan": torchtitan_job,
+    "torchtitan toml": torchtitan_toml,
+    "torchtitan program": torchtitan_program,
+    "deepspeed": deepspeed_job,
+    "job": job_yaml,
+    "paraplan": layout_words,
+}
+"""Way to write a job → one drawn at random, on 32 devices with a batch of 64."""
+ON_ASCEND = ("mindspeed-llm", "mindformers")
+
+
+def judged(form: str, text: str, best: bool = True) -> Checked:
+    """Judged beside what its file does not say."""
+    job = read_text(text, "job", form=form.split()[0], devices=32)
+    given: dict[str, Any] = {"global_batch": 64, "seq_len": 4096} if form == "paraplan" else {}
+    given |= {"seq_len": 4096} if form == "deepspeed" else {}
+    model = None if job.model or job.model_name else "llama-3.1-8b"
+    return check(job, model, "cloudmatrix-384" if form in ON_ASCEND else "hgx-h100", best=best, **given)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("form", JOBS)
+def test_advice_taken_literally(form: str, seed: int) -> None:
+    """Every way to write a job: made word for word, the changes give the layout that was promised, the largest gain first."""
+    text = JOBS[form](Random(f"{form} {seed}"))
+    found = judged(form, text)
+    assert found.best is not None, found.best_status
+    changed = applied(form, text, found.changes)
+    again = judged(form, changed, best=False)
     assert not again.broken, (text, changed)
     assert again.priced is not None, (changed, again.unpriced)
-    assert bare(again.priced.layout) == bare(found.best.layout), (text, changed)
+    if found.changes:
+        assert bare(again.priced.layout) == bare(found.best.layout), (text, changed)
     assert all(change.before != change.after for change in found.changes)
+    gains = [change.seconds for change in found.changes if change.seconds is not None]
+    assert gains == sorted(gains)
+    if found.changes and found.priced is not None:
+        assert sum(gains) == pytest.approx(found.best.step_time_s - found.priced.step_time_s)
+
+
+def test_torchtitan_itself_takes_what_is_advised() -> None:
+    """Switches, parts of the model and activation checkpointing, before its own parser."""
+    pytest.importorskip("torchtitan", reason="needs the extra 'export-proof'")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "exporters"))
+    import torchtitan_proof  # noqa: F401  # stands in for kernels of triton
+    from torchtitan.config.manager import ConfigManager
+
+    text = torchtitan_job(Random("torchtitan 2"))
+    found = judged("torchtitan", text)
+    assert found.best is not None and found.best.layout.pp > 1
+    taken = ConfigManager().parse_args(shlex.split(applied("torchtitan", text, found.changes))[1:])
+    assert len(taken.parallelism.module_fqns_per_model_part) == found.best.layout.pp * found.best.layout.vpp
 
 
 DEEPSPEED = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
@@ -107,9 +269,8 @@ def test_what_is_near_in_deepspeed_is_legal(batch: int) -> None:
     found = check(read_text(text, "ds.json", devices=16), "llama-3.1-8b", "hgx-h100", seq_len=4096, best=False)
     assert bool(found.nearest) == (not found.legal) == (batch != 128)
     for near in found.nearest:
-        made = {**json.loads(text), **json.loads("{" + ", ".join(part for part in near if part.startswith('"')) + "}")}
-        made["train_batch_size"] = next((int(part.split()[-1]) for part in near if part.startswith("global batch")), batch)
-        again = check(read_text(json.dumps(made), "ds.json", devices=16), "llama-3.1-8b", "hgx-h100", seq_len=4096, best=False)
+        changed = made("deepspeed", text, near)
+        again = check(read_text(changed, "ds.json", devices=16), "llama-3.1-8b", "hgx-h100", seq_len=4096, best=False)
         assert again.legal, (near, again.broken)
 
 
@@ -117,6 +278,14 @@ def test_nothing_is_near_where_no_degree_mends_it() -> None:
     text = json.dumps({**DEEPSPEED, "train_batch_size": 100, "fp16": {"enabled": True}})
     found = check(read_text(text, "ds.json", devices=16), "llama-3.1-8b", "hgx-h100", best=False)
     assert {each.rule for each in found.broken} >= {"C029", "C121"} and not found.nearest
+
+
+def test_what_the_keys_cannot_say_is_said_in_words() -> None:
+    """DeepSpeed has no tensor parallelism of experts: a job that asks for it is judged all the same."""
+    experts = {"enabled": True, "autoep_size": 3, "expert_tensor_parallel_size": 2}
+    text = json.dumps({**DEEPSPEED, "expert_parallel": experts, "tensor_parallel": {"autotp_size": 2}})
+    found = check(read_text(text, "ds.json", devices=16), "qwen3-30b-a3b", "hgx-h100", seq_len=4096, global_batch=64, best=False)
+    assert found.broken and found.nearest and all(found.nearest)
 
 
 def test_deepspeed_keeps_its_product() -> None:

@@ -36,13 +36,14 @@ CASES: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "job": ("megatron-lm", "hgx-h100", (DENSE, LATENT, MOE)),
 }
 """Target → stack, cluster and problems that plans are drawn from."""
-NOT_IN_ITS_FILES = {"mindformers": ("model",), "deepspeed": ("model", "seq_len"), "job": ("model", "stack")}
+NOT_IN_ITS_FILES = {"deepspeed": ("model", "seq_len"), "job": ("model", "stack")}
 """What the files of a target do not hold, and the caller gives."""
 
 
-def given_for(target: str, plan: Plan) -> dict[str, Any]:
-    """The inputs that stand beside the configuration."""
-    known = {"model": load_model(plan.problem.model.name), "seq_len": plan.problem.workload.seq_len, "stack": plan.problem.stack}
+def given_for(target: str, plan: Plan, folder: Path) -> dict[str, Any]:
+    """The inputs that stand beside the configuration; the model's own file where the target writes one."""
+    model = folder / "model.json" if (folder / "model.json").exists() else load_model(plan.problem.model.name)
+    known = {"model": model, "seq_len": plan.problem.workload.seq_len, "stack": plan.problem.stack}
     return {name: known[name] for name in NOT_IN_ITS_FILES.get(target, ())}
 
 
@@ -70,7 +71,7 @@ def test_random_plans_are_read_back(target: str, tmp_path: Path) -> None:
         written = export(plan, target, folder)
         job = read_job(folder / written[0].name)
         assert job.devices == layout.devices and not job.unknown
-        found = check(job, cluster=cluster, best=False, **given_for(target, plan))
+        found = check(job, cluster=cluster, best=False, **given_for(target, plan, folder))
         assert not found.broken
         assert found.priced is not None, found.unpriced
         expected = without_synonyms(plan)
@@ -138,7 +139,7 @@ def test_a_plan_for_a_framework_can_be_handed_to_it(framework: str, tmp_path: Pa
     export(found, framework, folder)
     job = read_job(folder / f"{framework}.sh")
     assert job.devices == found.plan.layout.devices
-    checked = check(job, cluster=cluster, best=False, **given_for(framework, found))
+    checked = check(job, cluster=cluster, best=False, **given_for(framework, found, folder))
     assert not checked.broken and checked.fit is not None and checked.fit.over_gib <= 0
 
 

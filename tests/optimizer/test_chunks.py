@@ -53,11 +53,21 @@ def partitions(chunking: Chunking) -> Iterator[Ints]:
         if (np.diff(cuts) < least).any():
             continue
         held = chunking.held(cuts)
+        if chunking.leading:
+            yield from (depths_of(chunking, cuts, depths) for depths in itertools.product(*map(range, np.diff(cuts) + 1)))
+            continue
         for redone in itertools.product(*(range(int(n) + 1) if choices == 2 else (0,) for n in held.ravel())):
             counts = np.zeros((kinds, choices, chunking.chunks), dtype=np.int64)
             counts[:, -1] = np.reshape(redone, held.shape) if choices == 2 else held
             counts[:, 0] = held - counts[:, 1] if choices == 2 else held
             yield counts
+
+
+def depths_of(chunking: Chunking, cuts: tuple[int, ...], depths: tuple[int, ...]) -> Ints:
+    """The partition of which every chunk redoes so many of its first blocks."""
+    begin, held = np.array(cuts[:-1]), chunking.held(cuts)
+    redone = chunking.running[:, begin + depths] - chunking.running[:, begin]
+    return np.stack([held - redone, redone], axis=1)
 
 
 def listed_s(chunking: Chunking) -> float:
@@ -77,6 +87,18 @@ def test_cutting_planes_find_what_listing_finds(seed: int) -> None:
     assert found.step_s == pytest.approx(listed, rel=1e-5)
     assert found.step_s == pytest.approx(step_seconds(chunking, found.counts), rel=1e-12)
     assert (np.diff(found.cuts) == found.counts.sum(axis=(0, 1))).all()
+
+
+@pytest.mark.parametrize("seed", range(1, 25, 2))
+def test_cutting_planes_find_every_chunk_s_own_depth(seed: int) -> None:
+    chunking = replace(random_chunking(np.random.default_rng(seed), choices=2), leading=True)
+    listed, found = listed_s(chunking), best_chunks(chunking, seconds=5.0)
+    if found is None:
+        assert listed == np.inf
+        return
+    assert found.optimal and found.step_s == pytest.approx(listed, rel=1e-5)
+    depths = tuple(found.counts[:, 1].sum(axis=0).tolist())
+    assert (found.counts == depths_of(chunking, found.cuts, depths)).all()
 
 
 def test_a_depth_redoes_the_first_blocks_of_every_chunk() -> None:
@@ -134,7 +156,7 @@ def test_a_walk_only_goes_downhill_and_stays_legal() -> None:
         return np.array([step_seconds(chunking, chunking.held(each)[:, None, :]) for each in cuts.tolist()])
 
     start = (*range(chunks), blocks)
-    way = walked(chunking, start, price, lambda cuts: 0.9 * price(cuts))
+    way = walked(chunking.cutting, start, price, lambda cuts: 0.9 * price(cuts))
     steps = price(np.array(way))
     assert way[0] == start
     assert (np.diff(steps) < 0).all()

@@ -117,20 +117,27 @@ def test_a_written_plan_can_be_exported(
         assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
 
 
-def test_an_export_says_which_files_it_replaced(
+def test_an_export_writes_over_files_only_when_told_to(
     model: str, asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same export again replaces nothing that reads otherwise, and says nothing."""
+    """The same export again replaces nothing that reads otherwise, and says nothing; what a person changed stays, all of it."""
     (tmp_path / "plan.json").write_text(sample_plan().to_json(), encoding="utf-8")
     command = ["export", str(tmp_path / "plan.json"), "--to", "megatron-lm", "-o", str(tmp_path / "b")]
     for _ in range(2):
         assert main(command) == 0
         assert capsys.readouterr().err == ""
+    script = tmp_path / "b" / "megatron-lm.sh"
+    (tmp_path / "b" / "notes.txt").write_text("mine", encoding="utf-8")
     (tmp_path / "b" / "hosts.csv").write_text("mine", encoding="utf-8")
-    assert main(command) == 0
+    script.unlink()
+    assert main(command) == 2
+    assert "hosts.csv" in (said := capsys.readouterr().err) and "--force" in said
+    assert (tmp_path / "b" / "hosts.csv").read_text("utf-8") == "mine" and not script.exists()
+    assert main([*command, "--force"]) == 0
     assert "replaced 1 file" in (said := capsys.readouterr().err) and "hosts.csv" in said
+    assert (tmp_path / "b" / "notes.txt").read_text("utf-8") == "mine" and script.is_file()
     (tmp_path / "b" / "hosts.csv").write_text("mine", encoding="utf-8")
-    assert main([*command, "-q"]) == 0
+    assert main([*command, "--force", "-q"]) == 0
     assert capsys.readouterr().err == ""
     assert main(["catalog", "models", "-q"]) == 0
 

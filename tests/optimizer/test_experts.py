@@ -7,10 +7,10 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paraplan.optimizer.expert_model import Site
-from paraplan.optimizer.expert_packing import pack, packing_bound
+from paraplan.optimizer.expert_packing import longest_first, pack, packing_bound
 from paraplan.optimizer.experts import (
     TOLERANCE,
     by_longest_first,
@@ -204,20 +204,25 @@ def test_two_on_each_rank_are_proven() -> None:
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.data())
-def test_every_expert_is_placed_and_counts_hold(data: st.DataObject) -> None:
-    supernodes = data.draw(st.sampled_from([1, 2, 4]))
-    span = data.draw(st.sampled_from([2, 3, 4]))
-    each = data.draw(st.integers(2, 5))
-    groups = data.draw(st.sampled_from([1, supernodes, 2 * supernodes]))
-    copied = data.draw(st.booleans())
-    ranks = supernodes * span
+@given(
+    supernodes=st.sampled_from([1, 2, 4]),
+    span=st.sampled_from([2, 3, 4]),
+    each=st.integers(2, 5),
+    groups_each=st.sampled_from([0, 1, 2]),
+    copied=st.booleans(),
+    seed=st.integers(0, 99),
+    spread=st.sampled_from([0.1, 0.5, 1.5]),
+)
+@example(supernodes=1, span=3, each=4, groups_each=0, copied=True, seed=1, spread=1.5)
+def test_every_expert_is_placed_and_counts_hold(
+    supernodes: int, span: int, each: int, groups_each: int, copied: bool, seed: int, spread: float
+) -> None:
+    ranks, groups = supernodes * span, max(1, groups_each * supernodes)
     experts = ranks * each - (ranks if copied else 0)
     if experts % groups or experts < 6:
         return
     where = site(*[span] * supernodes, groups=groups, groups_topk=groups, redundant=ranks if copied else 0)
-    seed = data.draw(st.integers(0, 99))
-    loads = np.random.default_rng(seed).lognormal(0.0, data.draw(st.sampled_from([0.1, 0.5, 1.5])), experts)
+    loads = np.random.default_rng(seed).lognormal(0.0, spread, experts)
     found = place(loads, where)
     assert sorted(set(found.slots.tolist())) == list(range(experts))
     assert len(found.slots) == experts + where.redundant
@@ -226,6 +231,18 @@ def test_every_expert_is_placed_and_counts_hold(data: st.DataObject) -> None:
     assert found.fullest == pytest.approx(fullest_load(loads, found.slots, ranks))
     assert loads.sum() / ranks <= found.bound * (1.0 + 1e-12) <= found.fullest * (1.0 + 1e-11)
     assert 0.0 <= copies_across(loads, found.slots, where) <= 1.0
+
+
+def test_copies_of_one_never_come_together_however_many_it_has() -> None:
+    """Up to one on each device, in any numbers: also where light ones of the same owner come last and little room is left."""
+    draw = np.random.default_rng(4)
+    for _ in range(300):
+        devices, each = int(draw.integers(2, 7)), int(draw.integers(1, 6))
+        copies = draw.integers(1, devices + 1, devices * each)
+        owner = np.repeat(np.arange(len(copies)), copies)[: devices * each]
+        device = longest_first(draw.lognormal(0.0, 1.0, devices * each)[owner], devices, owner)
+        assert np.bincount(device).tolist() == [each] * devices
+        assert len(set(zip(device.tolist(), owner.tolist(), strict=True))) == devices * each
 
 
 def test_a_placement_is_the_same_every_time() -> None:

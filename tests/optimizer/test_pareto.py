@@ -86,7 +86,7 @@ def traffic_gib(model: CostModel, table: LayoutTable) -> Floats:
         cuts = np.array([table.splits[int(index)].cuts for index in rows.table.split])
         chunks = rows.chunks(cuts)
         dense, expert = chunks.dense.sum(axis=1), chunks.expert.sum(axis=1)
-        found[members] = beyond_supernode_gib(model, rows, layers_redone(model, rows.table, cuts), dense, expert)
+        found[members] = beyond_supernode_gib(model, rows, layers_redone(model, rows, cuts), dense, expert)
     return found
 
 

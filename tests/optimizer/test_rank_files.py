@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.commands.planning import plan_json
+from paraplan.optimizer.commands.plan_files import plan_json
 from paraplan.optimizer.rank_files import Host, host_file, missing, rank_table, read_hosts, seats, unwritten
 from paraplan.optimizer.ranks import groups, placement
 from paraplan.optimizer.result import Plan
@@ -156,3 +156,24 @@ def test_plan_json_says_where_every_rank_sits() -> None:
     for name, column in written.ranks.items():
         assert column == columns[name].tolist()
     assert written.groups == groups(plan.plan.layout)
+
+
+def test_a_plan_that_is_written_says_what_it_has_no_rank_table_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Atlas 960: its form is not published, so none is made up; the host file is there."""
+    job = [
+        "plan",
+        "llama-3.1-8b",
+        "--cluster",
+        "atlas-960-superpod",
+        "--devices",
+        "16",
+        "--global-batch",
+        "16",
+        "--seq-len",
+        "4096",
+    ]
+    assert main([*job, "--fix", "tp=4,pp=1,cp=1,vpp=1,micro_batch=1,recompute=full", "--out", str(tmp_path / "out")]) == 0
+    err = capsys.readouterr().err
+    assert "no rank_table.json: HCCL's form of it for ascend-960 is not published" in err
+    assert not (tmp_path / "out" / "rank_table.json").exists()
+    assert (tmp_path / "out" / "hostfile").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,30 @@ def test_an_order_is_illegal_where_only_flags_are_given() -> None:
         build_problem("llama-3.1-8b", "hgx-h100", 8, 8, 4096, framework="torchtitan", rank_order="all")
     with pytest.raises(InputError, match=r"rank-order = 'some': must be flags"):
         build_problem("llama-3.1-8b", "hgx-h100", 8, 8, 4096, rank_order="some")
+
+
+def test_orders_beyond_flags_are_tried_on_the_layouts_of_a_plan() -> None:
+    """TP 8 fills a server under the orders of flags, CP 2 lies across; the API can put CP inside, where CP has more to send."""
+    words: dict[str, Any] = {"fix": f"{FEW},tp=8,cp=2,pp=1,cp_type=p2p"}
+    asked = "llama-3.1-8b", "hgx-h100", 64, 64, 4096
+    found = plan(build_problem(*asked, **words), top=1)
+    said = re.search(r"takes, (\S+) makes the plan [\d.]+% faster than the plan is, ([\d.]+) s", found.certificate.space)
+    assert said is not None
+    wide = build_problem(*asked, **words, rank_order="all")
+    step_s = evaluate(wide, found.plan.layout.model_copy(update={"rank_order": said[1]}))[0].step_time_s
+    assert step_s == pytest.approx(float(said[2]), rel=1e-3)
+    assert step_s < found.plan.step_time_s * 0.999
+    assert best_s(wide) == pytest.approx(step_s)
+    assert "Python API" not in plan(wide, top=1).certificate.space
+    kept = plan(build_problem(*asked, **words), top=1, inside_by_default=True)
+    assert "none of the 118 other rank orders" in kept.certificate.space  # TP would lie across servers
+
+
+def test_orders_beyond_flags_are_no_matter_where_the_order_is_given() -> None:
+    few = "micro_batch=1,vpp=1,recompute=full,tp=2,cp=1,pp=1"
+    for words in ({"framework": "torchtitan"}, {"fix": f"{few},rank_order={RANK_ORDERS[0]}"}):
+        asked: dict[str, Any] = {"fix": few, **words}
+        assert "Python API" not in plan(build_problem("llama-3.1-8b", "hgx-h100", 16, 32, 4096, **asked), top=1).certificate.space
 
 
 def test_the_certificate_says_which_orders_were_searched(capsys: pytest.CaptureFixture[str]) -> None:

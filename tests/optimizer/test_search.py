@@ -8,17 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paraplan.cost_models.step import CostModel
+from paraplan.cost_models.step import CostModel, same_shape
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.search import Found, Search
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import Infeasible
 from paraplan.search_spaces.inputs import build_problem
-from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
+from paraplan.search_spaces.layout import SCHEDULES, Layout, LayoutTable, Problem, Split
 from paraplan.search_spaces.rules import violations
+from paraplan.search_spaces.vocabulary import V_SHAPED
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the oracle lies beside them
-from brute_force import chosen_by_frame, legal_layouts, price_everything, random_problem, settings, with_memory
+from brute_force import chosen_by_frame, legal_cuts, legal_layouts, price_everything, random_problem, settings, with_memory
 
 GROUPS, SEEDS_PER_GROUP, TOP = 18, 3, 3
 LARGEST = 1200  # layouts of a problem that are still quick to list
@@ -55,6 +56,7 @@ def test_search_finds_what_listing_everything_finds(group: int) -> None:
             assert len(best) == min(len(of_all), TOP)
             assert (np.array(best) >= np.array(of_all[: len(best)]) * (1.0 - 1e-9)).all()
             found = searched(limited)
+            assert found.any_cuts_bound_s <= min(of_all, default=np.inf) * (1.0 + 1e-9)
             times = [candidate.step_time_s for candidate in found.best]
             assert times == pytest.approx(best, rel=1e-9, abs=0)
             counts = found.counts
@@ -141,3 +143,21 @@ def test_a_problem_that_fits_nowhere_says_why() -> None:
         plan(tight)
     assert "tp" in caught.value.summary
     assert caught.value.reasons
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_no_cuts_of_any_layout_beat_the_bound_over_all_cuts(seed: int) -> None:
+    """Interleaved chunks too, which the search cuts by a rule."""
+    problem = random_problem(seed)
+    if not 0 < Space(problem).listed <= LARGEST:
+        return
+    model, layouts = CostModel(problem), legal_layouts(problem)
+    found, table, best_s = searched(problem, top=1), LayoutTable.from_layouts(layouts), np.inf
+    for rows in same_shape(table):
+        pp, vpp, schedule = (int(getattr(table, name)[rows[0]]) for name in ("pp", "vpp", "schedule"))
+        cuts = legal_cuts(problem, pp, vpp) if problem.stack.cuts_freely(vpp) else []
+        splits = tuple(Split(pp, vpp, each, SCHEDULES[schedule] in V_SHAPED) for each in cuts)
+        many = table.take(np.repeat(rows, len(splits))).with_splits(np.tile(np.arange(len(splits)), len(rows)), splits)
+        priced = model.price(many)
+        best_s = min(best_s, float(priced.step_time_s[priced.fits].min(initial=np.inf)))
+    assert found.any_cuts_bound_s <= best_s * (1.0 + 1e-9)

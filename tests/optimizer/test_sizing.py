@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -130,6 +131,11 @@ def test_prices(tmp_path: Path) -> None:
     for wrong in ("hgx-h100=free", "hgx-h100=-1", "hgx-h100=nan", "other=1"):
         with pytest.raises(InputError, match="--price"):
             read_prices([wrong], ["hgx-h100"])
+    file.write_text("hgx-h100: cheap\n")
+    with pytest.raises(
+        InputError, match=r"^prices .*prices\.yaml: hgx-h100 = 'cheap' is not the price of a device-hour, such as 2\.5"
+    ):
+        read_prices([str(file)], field="prices")
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +153,11 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert main(["compare", "llama-3.2-3b", *where, "--sizes", "2B,4B", "-q"]) == 0
     shown = capsys.readouterr().out
     assert "mi300x against hgx-h100" in shown and max(map(len, shown.splitlines())) <= 80
+    figures = re.findall(r"[\d.]+ (?:s|ms|%)", shown)
+    monkeypatch.setenv("COLUMNS", "40")  # the terminal breaks lines: no figure is pressed
+    assert main(["compare", "llama-3.2-3b", *where, "--sizes", "2B,4B", "-q"]) == 0
+    assert re.findall(r"[\d.]+ (?:s|ms|%)", capsys.readouterr().out) == figures
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*asked, "-q"]) == 0
     shown = capsys.readouterr().out
     assert "device-seconds" in shown and "Failures" in shown and "Young: " in shown

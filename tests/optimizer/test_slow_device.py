@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
 
 import numpy as np
@@ -10,9 +11,11 @@ from paraplan.cost_models.details import detail
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.timeline import Work, replayed
+from paraplan.optimizer.cli import main
 from paraplan.optimizer.leftover import Left, ways
 from paraplan.optimizer.planner import evaluate, order_of, plan
 from paraplan.optimizer.reports.terminal import render
+from paraplan.optimizer.result import Plan
 from paraplan.optimizer.slow_device import slow_place, stage_steps_s
 from paraplan.search_spaces.degraded import slowed
 from paraplan.search_spaces.inputs import build_problem, load_cluster
@@ -99,37 +102,73 @@ def test_steps_are_those_of_the_schedule_event_by_event(kind: str) -> None:
         assert steps[stage] == pytest.approx(expected, rel=0.005)
 
 
-def test_the_plan_says_where_to_put_it() -> None:
-    """The way that waits is compared by its step with the device in its best stage."""
-    whole = build_problem("llama-3.1-70b", "hgx-h100", 32, 64, 4096, fix="tp=4,pp=8,vpp=1,micro_batch=1,recompute=full")
-    slow = whole.model_copy(update={"cluster": slowed(whole.cluster, {"device": SHARE})})
-    left = Left((8, 8, 8, 8), None, load_cluster("hgx-h100"))
-    found = plan(slow, left=left)
+def slow_plan(devices: int, batch: int, fix: str, share: float = SHARE, top: int = 5) -> Plan:
+    whole = build_problem("llama-3.1-70b", "hgx-h100", devices, batch, 4096, fix=fix)
+    slow = whole.model_copy(update={"cluster": slowed(whole.cluster, {"device": share})})
+    return plan(slow, left=Left((8,) * (devices // 8), None, load_cluster("hgx-h100")), top=top)
+
+
+def test_the_plan_is_of_one_slow_device_where_it_does_least_harm() -> None:
+    """What is waited for it is a bubble on top of the step that the same layout has without it."""
+    found = slow_plan(32, 64, "tp=4,pp=8,vpp=1,micro_batch=1,recompute=full")
     assert found.devices_left is not None
-    waiting = next(option for option in found.devices_left.options if "waiting" in option.words)
-    assert waiting.slow is not None
-    assert waiting.step_time_s == waiting.slow.step_time_s <= found.plan.step_time_s
-    assert waiting.slow.spared_step_time_s < waiting.slow.step_time_s <= waiting.slow.worst_step_time_s
+    option, place = found.devices_left.options[0], found.devices_left.slow
+    assert "waiting for the slow one" in option.words
+    assert place is not None
+    assert option.step_time_s == place.step_time_s == found.plan.step_time_s
+    assert place.spared_step_time_s < place.step_time_s <= place.worst_step_time_s
     assert sum(found.plan.breakdown_s.values()) == pytest.approx(found.plan.step_time_s, rel=1e-9)
-    if found.devices_left.slow is not None:
-        said = f"with it in stage {waiting.slow.stage}, as advised, the step is {waiting.slow.step_time_s:.3g} s"
-        assert any(said in assumption for assumption in found.assumptions)
-    alone = [way for way in ways(slow, left) if way.spared is None]
-    assert all("without the slow one" in way.words for way in alone)
+    spared, _ = evaluate(found.problem, found.plan.layout)
+    waited = found.plan.breakdown_s["bubble"] - spared.breakdown_s["bubble"]
+    assert waited == pytest.approx(place.step_time_s - spared.step_time_s, rel=1e-6)
+    assert spared.step_time_s == pytest.approx(place.spared_step_time_s)
+    longer = place.step_time_s / spared.step_time_s
+    assert found.plan.mfu == pytest.approx(spared.mfu / longer)
+    assert found.plan.simulated_step_time_s == pytest.approx(found.plan.step_time_s, rel=0.005)
+    assert found.certificate.lower_bound_s <= spared.step_time_s * (1 + 1e-9)
+    assert any(f"with it in stage {place.stage}, alternatives'" in assumption for assumption in found.assumptions)
 
 
-def test_the_headline_says_that_it_is_of_every_device_slow() -> None:
-    """No place of the slow device takes as long as the step above, which the search priced: that is said beside it."""
-    whole = build_problem("llama-3.1-70b", "hgx-h100", 128, 512, 4096, fix="tp=4,pp=4,vpp=1,micro_batch=1,cp=1,recompute=none")
-    slow = whole.model_copy(update={"cluster": slowed(whole.cluster, {"device": 0.9})})
-    found = plan(slow, left=Left((8,) * 16, None, load_cluster("hgx-h100")))
+def test_ways_to_go_on_with_a_slow_device_wait_for_it_or_do_without() -> None:
+    slow, whole = problems()
+    found = list(ways(slow, Left((8,) * 4, None, load_cluster("hgx-h100"))))
+    waits, does_without = ([way for way in found if (way.slow is not None) == waiting] for waiting in (True, False))
+    assert [(way.problem.devices, way.slow) for way in waits] == [(32, slow)]
+    assert waits[0].problem.cluster.accelerator == whole.cluster.accelerator
+    assert all("without the slow one" in way.words and way.problem.devices < 32 for way in does_without)
+
+
+def test_alternatives_are_in_the_order_that_the_slow_device_leaves() -> None:
+    found = slow_plan(128, 512, "tp=2|4,pp=4|8,vpp=1,micro_batch=1,cp=1,recompute=none", share=0.9, top=3)
+    times = [priced.step_time_s for priced in (found.plan, *found.alternatives)]
+    assert times == sorted(times)
+    assert len(times) == 3
+
+
+def test_the_headline_says_where_the_slow_device_is() -> None:
+    found = slow_plan(128, 512, "tp=4,pp=4,vpp=1,micro_batch=1,cp=1,recompute=none", share=0.9)
     assert found.devices_left is not None
     place = found.devices_left.slow
     assert place is not None
-    assert place.step_time_s <= place.worst_step_time_s <= found.plan.step_time_s
     page = StringIO()
     render(found, Console(width=200, file=page))
     shown = page.getvalue()
-    headline, words = shown.index("step time"), shown.index("that is if every device were slow")
+    headline, words = (
+        shown.index("step time"),
+        shown.index(f"that is with the slow device in stage {place.stage}, as advised below"),
+    )
     assert headline < words < shown.index("Layout")
-    assert f"with the slow one in stage {place.stage}, as advised below" in shown
+
+
+def test_a_slow_level_is_said_and_costs_what_crosses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """DP across servers at 80 % of their links; the same layout takes as long as on a cluster of such links."""
+    job = ["plan", "llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "16", "--global-batch", "32", "--seq-len", "4096"]
+    fix = "tp=8,pp=1,cp=1,dp=2,micro_batch=2,recompute=full"
+    assert main([*job, "--fix", fix, "--slow", "level=scale-out:0.8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "every link of level scale-out carries 80% of its bandwidth: groups across it follow the slowest" in found["assumptions"]
+    whole = build_problem("llama-3.1-8b", "hgx-h100", 16, 32, 4096, fix=fix)
+    slow = whole.model_copy(update={"cluster": slowed(whole.cluster, {"scale-out": 0.8})})
+    step_s, whole_s = found["plan"]["step_time_s"], plan(whole).plan.step_time_s
+    assert step_s == pytest.approx(plan(slow).plan.step_time_s)
+    assert step_s > whole_s * 1.001

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,16 @@ def test_every_point_is_the_plan_that_plan_makes_or_a_reason(swept: tuple[Path, 
     assert "no-such-model" in points[2]["reason"]
     assert "plan" not in points[0]
     assert [point["devices"] for point in shown(swept[1], "model=llama*,devices>=8", capsys)] == [8]
+
+
+def test_no_name_or_figure_is_broken_in_a_narrow_terminal(
+    swept: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in ("40", "80", "160"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["sweep", "--store", swept[1], "--show", "devices=8", "-q"]) == 0
+        table = capsys.readouterr().out.split("Without a plan")[0]
+        assert "llama-3.1-8b" in table and "no-such-model" in table and re.search(r"\d (s|ms) .*\d%  \w", table)
 
 
 def test_the_library_sweeps_in_the_same_words(swept: tuple[Path, str]) -> None:

@@ -141,6 +141,7 @@ PROBE = """
     key: document.getElementById("key").textContent,
     titles: titles("strategies"),
     cells: words(panels("strategies")[0]), curves: panels("curves").length, fronts: titles("fronts"),
+    undrawn: ["curves", "fronts"].map((name) => document.getElementById(`${name}-more`).textContent),
   };
   const first = panels("strategies")[0];
   first.scrollIntoView();
@@ -210,6 +211,7 @@ def test_the_page_loads_without_errors_or_a_network_and_shows_all_points(drawn: 
     assert seen["key"] == "data or cppp ep"
     assert seen["fronts"] == [f"{model} · batch {batch} per device" for model in MODELS for batch in (4, 8)]
     assert seen["curves"] == 4
+    assert seen["undrawn"] == ["Not drawn: 4 points without a plan."] * 2
     assert "data only" in seen["cells"]
     assert "no plan" in seen["cells"]
 

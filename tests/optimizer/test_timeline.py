@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from collections import defaultdict
@@ -86,6 +87,25 @@ def test_the_trace_ends_with_the_simulated_step_and_opens(name: str, cases: Any)
     chunks, m = step.pipeline.schedule.chunks, priced.layout.num_microbatches
     turned = 1 if name in ("zb-v", "dualpipev", "dualpipev, split") else 0  # the V turns on one stage
     assert len(sent) == 2 * m * (chunks - 1 - turned)
+
+
+@pytest.mark.skipif("PERFETTO_TRACE_PROCESSOR" not in os.environ, reason="PERFETTO_TRACE_PROCESSOR names no trace_processor_shell")
+@pytest.mark.parametrize("name", CASES)
+def test_perfetto_reads_the_trace(name: str, cases: Any, tmp_path: Path) -> None:
+    """Perfetto's trace processor, which pip's perfetto loads from the network unless it is told where it lies."""
+    trace_processor = pytest.importorskip("perfetto.trace_processor")
+    _, priced, step = cases[name]
+    file = tmp_path / "timeline.json"
+    file.write_text(chrome_trace(step))
+    config = trace_processor.TraceProcessorConfig(bin_path=os.environ["PERFETTO_TRACE_PROCESSOR"])
+    with trace_processor.TraceProcessor(trace=str(file), config=config) as opened:
+        (span,) = opened.query("select max(ts + dur) - min(ts) as ns from slice")
+        assert span.ns == pytest.approx(1e9 * priced.simulated_step_time_s, abs=2e3)
+        names = {row.name for row in opened.query("select name from process where name is not null")}
+        assert names >= {f"stage {stage}" for stage in range(priced.layout.pp)}
+        peaks = [row.peak for row in opened.query("select max(value) as peak from counter group by track_id")]
+        assert max(peaks) == pytest.approx(max(step.memory_gib(stage)[1].max() for stage in range(priced.layout.pp)), rel=1e-6)
+        assert not list(opened.query("select name from stats where severity = 'error' and value > 0"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -131,21 +131,21 @@ def test_why_not_the_plans_own_costs_nothing(found: Plan) -> None:
 
 def test_a_plan_that_breaks_rules_itself_is_refused(found: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Edited by hand: TP of three, more devices than the problem has, and more memory than a device."""
-    wrong: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"tp": 3}, "32 attention heads"),
-        ({"dp": 24}, "devices"),
-        ({"tp": 1, "dp": 8, "sequence_parallel": False, "num_microbatches": 2}, "peak memory"),
+    wrong: tuple[tuple[dict[str, Any], str, int], ...] = (
+        ({"tp": 3}, "32 attention heads", 2),
+        ({"dp": 24}, "devices", 2),
+        ({"tp": 1, "dp": 8, "sequence_parallel": False, "num_microbatches": 2}, "peak memory", 1),
     )
     path = tmp_path / "edited.json"
-    for changed, said in wrong:
+    for changed, said, status in wrong:
         edited = found.plan.layout.model_copy(update=changed)
         with pytest.raises(Infeasible) as raised:
             ablation(found.problem, edited)
         assert any(said in reason for reason in raised.value.reasons), changed
         path.write_text(found.model_copy(update={"plan": found.plan.model_copy(update={"layout": edited})}).to_json())
-        assert main(["why", str(path), "--not", "tp=2"]) == 1
+        assert main(["why", str(path), "--not", "tp=2"]) == status  # a file of more devices than there are is bad input
         out, err = capsys.readouterr()
-        assert out == "" and said in err and err.count("the plan's own layout") <= 1
+        assert out == "" and (said if status == 1 else "devices") in err and err.count("the plan's own layout") <= 1
 
 
 def test_what_was_not_found_in_time_is_not_called_impossible(ablated: Ablations) -> None:
@@ -316,3 +316,10 @@ def test_the_plan_is_priced_as_it_stands(found: Plan, ablated: Ablations) -> Non
     again, broken = evaluate(found.problem, found.plan.layout)
     assert broken == () and ablated.plan.step_time_s == again.step_time_s == found.plan.step_time_s
     assert CostModel(found.problem).usable_bytes == pytest.approx(found.plan.memory.usable_gib * 2**30)
+
+
+def test_devices_that_the_other_layout_leaves_idle_are_told(found: Plan) -> None:
+    """Five stages leave three of eight devices over."""
+    answer = why_not(found.problem, found.plan.layout, parse_fix("tp=1,pp=5"))
+    assert answer.best.layout is not None and answer.best.layout.devices_idle == 3
+    assert "with 3 of 8 devices idle" in " ".join(drawn(answer).split())

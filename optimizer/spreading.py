@@ -1,0 +1,76 @@
+"""How a plain count of devices lies on its supernodes, and how many of them are left idle: other spreads than filling supernodes.
+
+The search prices layouts on the fewest supernodes, filled as they are allocated. Groups that do not tile those straddle them; with
+less of each in use they may not. Every other spread is searched for anything faster than what is found so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..search_spaces.degraded import spreads
+from ..search_spaces.layout import Problem
+from .deadline import Deadline
+from .incumbent import Setting
+from .leftover import on, option_of, words_of
+from .rule_prices import Ruled, faster
+from .stages import EQUAL
+from .supernode_result import LeftOption
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What was found for the spread with the shortest step, and what was compared, its own first."""
+
+    ruled: Ruled
+    options: tuple[LeftOption, ...]
+
+
+def spread_out(
+    setting: Setting,
+    ruled: Ruled,
+    searched: Callable[[Problem], Ruled],
+    deadline: Deadline,
+    progress: Callable[[float], None] | None = None,
+) -> Spread:
+    """Looks for a faster step than `ruled`, found for the setting's devices as they are allocated, on their other spreads.
+
+    `searched` answers a problem as that was answered. The answer is complete only if all spreads were searched to the end.
+    """
+    problem, best = setting.problem, ruled
+    ways = [(count, on(problem, count, cluster)) for count, cluster in spreads(problem.cluster, problem.devices)]
+    options = [option_of(words_of(problem.cluster, problem.devices), problem, problem.devices, ruled.found.best)]
+    complete, bound_s = ruled.found.complete, ruled.found.lower_bound_s
+    for tried, (count, other) in enumerate(ways[1:], start=1):
+        found = faster(Setting(other, setting.profile), _step_s(best), deadline.share_s(len(ways) - tried + 1), progress)
+        complete, bound_s = complete and found.complete, min(bound_s, found.lower_bound_s)
+        again = searched(other) if found.best else ruled
+        option = option_of(words_of(other.cluster, count), other, problem.devices, again.found.best if found.best else (), True)
+        faster_one = _step_s(again) < _step_s(best)
+        best, options = (again, [option, *options]) if faster_one else (best, [*options, option])
+    if not best.found.best:
+        return Spread(best, ())
+    fuller = _fuller(setting, options, deadline, progress)
+    found = replace(best.found, complete=complete, lower_bound_s=bound_s if not complete else _step_s(best))
+    return Spread(replace(best, found=found), (*options, *fuller))
+
+
+def _fuller(
+    setting: Setting, options: list[LeftOption], deadline: Deadline, progress: Callable[[float], None] | None
+) -> tuple[LeftOption, ...]:
+    """The fastest layout that uses more devices than the first option's, if no option has one: what leaving them idle beats."""
+    used, problem = options[0].devices_used or 0, setting.problem
+    if used == problem.devices or any((option.devices_used or 0) > used for option in options):
+        return ()
+    forbidden = (*problem.workload.forbid, f"tp*cp*pp*dp <= {used}")
+    more = problem.model_copy(update={"workload": problem.workload.model_copy(update={"forbid": forbidden})})
+    found = faster(Setting(more, setting.profile), np.inf, deadline.share_s(2), progress)
+    return (option_of(f"with more than {used:,} used", problem, problem.devices, found.best),)
+
+
+def _step_s(ruled: Ruled) -> float:
+    """Step of the best layout; infinite without one."""
+    return ruled.found.best[0].step_time_s * (1.0 - EQUAL) if ruled.found.best else np.inf

@@ -1,0 +1,134 @@
+"""A plain count of devices: how they lie on supernodes, which of them stay idle, and what that beats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from paraplan.cost_models.profile import load_profile
+from paraplan.optimizer.cli import main
+from paraplan.optimizer.incumbent import Setting, searched
+from paraplan.optimizer.leftover import as_allocated
+from paraplan.optimizer.planner import plan
+from paraplan.optimizer.result import Plan
+from paraplan.search_spaces.cluster import ClusterSpec
+from paraplan.search_spaces.degraded import spreads, supernode_counts
+from paraplan.search_spaces.inputs import build_problem, load_cluster
+from paraplan.search_spaces.layout import Problem
+
+FEW = "recompute=none,micro_batch=1,vpp=1,schedule=1f1b,cp=1"
+
+
+def mixture(devices: int, fix: str) -> Problem:
+    return build_problem("qwen3-30b-a3b", "gb200-nvl72", devices, 256, 4096, fix=f"{FEW},{fix}")
+
+
+def planned(problem: Problem) -> Plan:
+    """As the command plans for --devices alone."""
+    return plan(problem, top=2, left=as_allocated(problem))
+
+
+def shares(cluster: ClusterSpec, devices: int) -> list[tuple[int, int]]:
+    """Every spread: devices in all, and in each supernode."""
+    return [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(cluster, devices)]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "devices", "expected"),
+    [
+        ("gb200-nvl72", 256, {256: 64}),  # lies evenly, in shares that groups of powers of two tile
+        ("gb200-nvl72", 72, {72: 72}),
+        ("gb200-nvl72", 576, {576: 72, 512: 64}),
+        ("gb200-nvl72", 577, {577: 72, 576: 64}),
+        ("gb200-nvl72", 511, {511: 72, 480: 60, 448: 64, 256: 32}),
+        ("hgx-h100", 100, {100: 8}),
+        ("gb200-nvl72", 500, {500: 72, 476: 68, 448: 64}),
+        ("cloudmatrix-384", 1000, {1000: 500, 992: 496, 960: 480, 896: 448, 768: 384, 512: 256}),
+        ("cloudmatrix-384", 513, {513: 513}),
+        ("atlas-960-superpod", 15_488, {15_488: 15_488}),
+    ],
+)
+def test_devices_lie_as_allocated_or_in_shares_that_groups_tile(cluster: str, devices: int, expected: dict[int, int]) -> None:
+    spec = load_cluster(cluster)
+    assert dict(shares(spec, devices)) == expected
+    assert spreads(spec, devices)[0] == (devices, spec)
+    fewest = len(supernode_counts(spec, devices))
+    assert all(len(supernode_counts(lying, count)) <= fewest for count, lying in spreads(spec, devices))
+
+
+def test_devices_that_leave_a_supernode_part_empty_may_lie_evenly_on_more() -> None:
+    """1,024 on racks of 72 fill 14 and 16 devices of another, or 64 in each of 16; 4,608 fill 64 racks and ask for no more."""
+    spec = load_cluster("gb200-nvl72")
+    assert [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(spec, 1024)] == [
+        (1024, 72),
+        (1020, 68),
+        (1024, 64),
+    ]
+    assert [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(spec, 4608)] == [(4608, 72), (4096, 64)]
+    full = spec.model_copy(update={"max_devices": 15 * 72})
+    assert (1024, 64) not in [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(full, 1024)]
+
+
+def test_experts_that_straddle_racks_of_72_lie_whole_in_64_of_each() -> None:
+    """EP 64 on 144 devices: on 72 in each of two racks every group crosses; with 8 of each rack idle none does."""
+    problem = mixture(144, "ep=64,tp=1,pp=1")
+    found = planned(problem)
+    alone = plan(mixture(128, "ep=64,tp=1,pp=1"), top=1)
+    assert found.plan.step_time_s == pytest.approx(alone.plan.step_time_s, rel=1e-9)
+    assert (found.plan.devices_used, found.plan.devices_idle, found.problem.devices) == (128, 16, 128)
+    assert found.plan.tokens_per_s_per_device == pytest.approx(alone.plan.tokens_per_s_per_device * 128 / 144)
+    left = found.devices_left
+    assert left is not None
+    assert left.open
+    assert (left.free, left.used, left.idle) == ((72, 72), 128, 16)
+    lying, filled, *_ = left.options
+    assert (lying.words, lying.step_time_s) == ("128 as 64 in each of 2 supernodes", found.plan.step_time_s)
+    filled_s = searched(Setting(problem, load_profile("gb200"))).best[0].step_time_s
+    assert filled.words == "144 as 72 in each of 2 supernodes"
+    assert filled.step_time_s == pytest.approx(filled_s)
+    assert filled_s > 1.1 * found.plan.step_time_s
+    assert found.certificate.status == "optimal"
+    assert "devices: 128 as 64 in each of 2 supernodes; 144 as 72 in each of 2 supernodes" in found.certificate.space
+
+
+def test_a_spread_that_is_no_faster_is_only_named() -> None:
+    """PP 18 uses all 144 devices in stages of 8, whichever rack they are in."""
+    found = planned(mixture(144, "ep=8,tp=1,pp=18,dp=8"))
+    left = found.devices_left
+    assert left is not None
+    assert (left.used, left.idle, found.problem.devices) == (144, 0, 144)
+    assert [(option.words, option.beaten) for option in left.options] == [
+        ("144 as 72 in each of 2 supernodes", False),
+        ("128 as 64 in each of 2 supernodes", True),
+    ]
+
+
+@pytest.mark.parametrize(("fix", "fuller"), [("tp=4,pp=3|25", 100), ("tp=8,pp=1|2|3", None)])
+def test_idle_devices_say_what_they_beat(fix: str, fuller: int | None) -> None:
+    """Of 100 devices on servers of 8 a pipeline of 3 uses 96: faster than one of 25, which uses all; at TP 8 nothing uses more."""
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 100, 40, 8192, fix=f"{FEW},{fix}")
+    left = planned(problem).devices_left
+    assert left is not None
+    assert (left.used, left.idle) == (96, 4)
+    own, more = left.options
+    assert (own.words, more.words) == ("100 as 8 in each of 12 supernodes, 4 in another", "with more than 96 used")
+    assert own.step_time_s is not None
+    assert more.devices_used == fuller
+    assert more.step_time_s is None or more.step_time_s > own.step_time_s
+
+
+def test_nothing_is_said_where_there_is_one_way_and_none_is_idle() -> None:
+    assert planned(build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096, fix=f"{FEW},tp=2")).devices_left is None
+
+
+def test_a_plan_that_fills_no_supernode_is_priced_as_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """evaluate --layout plan.json with the plan's own options, for devices that the plan leaves idle in every supernode."""
+    asked = ["qwen3-30b-a3b", "--cluster", "gb200-nvl72", "--devices", "576", "--global-batch", "512", "--seq-len", "4096"]
+    found = planned(build_problem("qwen3-30b-a3b", "gb200-nvl72", 576, 512, 4096, fix=f"{FEW},ep=64,tp=1,pp=1"))
+    assert (found.plan.devices_used, found.plan.devices_idle) == (512, 64)
+    file = tmp_path / "plan.json"
+    file.write_text(found.to_json(), encoding="utf-8")
+    assert main(["evaluate", *asked, "--layout", str(file), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)["plan"]
+    assert again["step_time_s"] == pytest.approx(found.plan.step_time_s, rel=1e-12)
