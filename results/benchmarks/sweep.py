@@ -18,29 +18,31 @@ from paraplan.optimizer.sweeps.grid import Point, read_sweep
 from paraplan.optimizer.sweeps.store import Store
 from paraplan.optimizer.sweeps.sweeper import run_sweep
 from paraplan.optimizer.sweeps.table import Row, rows_of
-from paraplan.optimizer.sweeps.workers import Processes
+from paraplan.optimizer.sweeps.workers import RENEWED_AFTER, Processes
 from paraplan.optimizer.writing import write_file
 
 HERE = Path(__file__).parent
 SWEEP = HERE / "thousand.yaml"
-LOOKED_EVERY_S = 1.0
+LOOKED_EVERY_S = 0.2
+MARKS = (100, 500, 1000)
+"""Points after which the most memory so far is told."""
 MIB = float(1 << 20)
 
 
 class Watched(Processes):
-    """Worker processes whose memory is looked at while they plan: the most of each, by the share of the points that are done."""
+    """Worker processes whose memory is looked at while they plan: the most that any held by the time so many points were done."""
 
     def __init__(self, workers: int, points: int) -> None:
         super().__init__(workers)
-        self.points, self.done, self.looked_s = points, 0, 0.0
-        self.most_bytes = [0] * 4
+        self.done, self.looked_s = 0, 0.0
+        self.most_bytes = dict.fromkeys(sorted({min(mark, points) for mark in MARKS}), 0)
 
     def wait(self, seconds: float) -> list[tuple[str, object]]:  # type: ignore[override]
+        ended = super().wait(min(seconds, LOOKED_EVERY_S))
         if time.monotonic() - self.looked_s > LOOKED_EVERY_S:
             self.looked_s = time.monotonic()
-            quarter = min(3, 4 * self.done // self.points)
-            self.most_bytes[quarter] = max(self.most_bytes[quarter], *(resident_bytes(number) for number in self.processes))
-        ended = super().wait(seconds)
+            now = max(resident_bytes(number) for number in self.processes)
+            self.most_bytes |= {mark: max(most, now) for mark, most in self.most_bytes.items() if self.done < mark}
         self.done += len(ended)
         return ended
 
@@ -67,13 +69,13 @@ def main(every: int, workers: int) -> None:
 
 
 def page(
-    points: list[Point], rows: list[Row], seconds: float, worked_s: float, most_bytes: list[int], workers: int, every: int
+    points: list[Point], rows: list[Row], seconds: float, worked_s: float, most_bytes: dict[int, int], workers: int, every: int
 ) -> str:
     came = ", ".join(f"{count:,} {status}" for status, count in Counter(row["status"] for row in rows).most_common())
     took = sorted(row["seconds"] for row in rows)
     late_s = took[min(len(took) - 1, 99 * len(took) // 100)]
     part = f"one point in {every} of " if every > 1 else ""
-    memory = " | ".join(f"{each / MIB:,.0f} MiB" for each in most_bytes)
+    memory = ", ".join(f"{most / MIB:,.0f} MiB by {mark:,} points" for mark, most in most_bytes.items())
     slowest = sorted(rows, key=lambda row: -row["seconds"])[:5]
     lines = "\n".join(
         f"| {row['model']} | {row['cluster']} | {row['devices']:,} | {row['global_batch']:,} | {row['seq_len']:,} "
@@ -93,7 +95,7 @@ def page(
 | so a thousand points on two cores of their own | {worked_s / len(points) * 500 / 60:.1f} min |
 | a point, median and 99 in 100 (on the wall) | {took[len(took) // 2]:.2f} s, {late_s:.1f} s |
 
-Most memory of a process, over the quarters of the sweep: {memory}.
+Most memory of a process: {memory}; each plans at most {RENEWED_AFTER} points before another takes its place.
 
 | slowest points | cluster | devices | batch | tokens | came | seconds |
 |---|---|---:|---:|---:|---|---:|

@@ -71,7 +71,7 @@ def _compared(outcome: Outcome) -> Compared | None:
     job, measured, predicted = outcome.job, outcome.measured_step_time_s, outcome.predicted_step_time_s
     if job is None or outcome.why_not_counted or not measured or not predicted or job.layout.pp == 1:
         return None
-    found = detail(CostModel(job.problem, profile_of(job.curves, job.gemm_curve, None)), job.layout)
+    found = detail(CostModel(job.problem, profile_of(job.accelerator, job.gemm_curve, None)), job.layout)
     layout, stages = job.layout, _stage_s(outcome, found)
     slots = layout.num_microbatches + (layout.pp - 1) / layout.vpp
     after = float(found.reduced_s.max()) + found.after_s

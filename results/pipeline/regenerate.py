@@ -1,4 +1,7 @@
-"""Compares partitions, schedules and bubbles, and writes results/pipeline.md: python results/pipeline/regenerate.py RUNS.csv"""
+"""Compares partitions, recompute, schedules and bubbles, and writes results/pipeline.md:
+
+python results/pipeline/regenerate.py RUNS.csv
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ sys.path.insert(0, str(HERE))
 from bubbles import measured_bubbles  # noqa: E402
 from orders import schedules  # noqa: E402
 from partitions import partitions  # noqa: E402
+from recompute import recompute  # noqa: E402
 
 HEAD = """# Pipelines: where they are cut, in which order they run, and how far that is measured
 
@@ -23,7 +27,8 @@ def main() -> None:
     """Writes the page. SystemExit without a table of runs."""
     if len(sys.argv) != 2:
         raise SystemExit("usage: python results/pipeline/regenerate.py RUNS.csv")
-    write_file(HERE.parent / "pipeline.md", "\n".join([HEAD, partitions(), schedules(), measured_bubbles(Path(sys.argv[1]))]))
+    parts = [HEAD, partitions(), recompute(), schedules(), measured_bubbles(Path(sys.argv[1]))]
+    write_file(HERE.parent / "pipeline.md", "\n".join(parts))
 
 
 if __name__ == "__main__":

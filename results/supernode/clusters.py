@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from paraplan.optimizer import PricedLayout, build_problem, plan
+from paraplan.optimizer.leftover import as_allocated
 from paraplan.search_spaces.cluster import ClusterSpec
 from paraplan.search_spaces.inputs import load_cluster
 
@@ -38,7 +39,8 @@ def best(model: str, cluster: str | ClusterSpec, devices: int, global_batch: int
     """The plan's layout for sequences of 4,096 tokens; told on stderr which one is searched for."""
     name = cluster if isinstance(cluster, str) else cluster.name
     print(f"planning {model} on {devices:,} of {name} {asked or ''}", file=sys.stderr, flush=True)
-    return plan(build_problem(model, cluster, devices, global_batch, 4096, **asked), top=1).plan
+    problem = build_problem(model, cluster, devices, global_batch, 4096, **asked)
+    return plan(problem, top=1, left=as_allocated(problem)).plan
 
 
 def communication_s(priced: PricedLayout) -> float:

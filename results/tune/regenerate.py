@@ -58,7 +58,7 @@ class Group:
         job = self.outcomes[0].job
         assert job is not None
         stack, cluster = job.problem.stack, job.problem.cluster
-        curves = profile_of(job.curves, job.gemm_curve, None, False)
+        curves = profile_of(job.accelerator, job.gemm_curve, None, False)
         if told:
             found = fit([self.outcomes[i] for i in told], shipped=False, priors={})
             curves = curves.model_copy(update={"accelerator": cluster.accelerator.name})
