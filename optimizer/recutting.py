@@ -55,15 +55,13 @@ def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS) -> 
     Where `redoes_by_chunk` holds, cuts and bound are over every chunk's depth of recompute too. Schedules that split passes are cut
     downhill, and bounded by the work of their mean stage.
     """
-    if layout.schedule in SPLIT:
-        step_s, moved = downhill(model, layout)
-        rows = model.rows(LayoutTable.from_layouts([layout]))
-        return Recut(moved, step_s, min(step_s, float(row_bounds_s(model, rows, least_after(model, rows))[0])), 0)
     rows = model.rows(LayoutTable.from_layouts([layout]))
     least_s = float(row_bounds_s(model, rows, least_after(model, rows))[0])
-    best, bound_s, rounds = (_proved_by_chunk if redoes_by_chunk(model.problem, layout) else _proved_cuts)(
-        model, layout, rows, seconds
-    )
+    if layout.schedule in SPLIT:
+        step_s, moved = _downhill(model, rows, layout)
+        return Recut(moved, step_s, min(step_s, least_s), 0)
+    prove = _proved_by_chunk if redoes_by_chunk(model.problem, layout) else _proved_cuts
+    best, bound_s, rounds = prove(model, layout, rows, seconds)
     if not np.isfinite(best.step_s):  # nothing fits: the layout stays as it is, and so does its price
         own_s = float(model.price_rows(rows).step_time_s[0])
         return Recut(layout, own_s, min(own_s, least_s), rounds)

@@ -106,8 +106,7 @@ def lying_as(told: tuple[Problem, PricedLayout] | None, cluster: str, devices: i
 
 def _unsized(cluster: ClusterSpec) -> ClusterSpec:
     """A cluster whatever its supernodes hold."""
-    levels = tuple(level.model_copy(update={"size": None}) for level in cluster.levels)
-    return cluster.model_construct(**{**dict(cluster), "levels": levels, "max_devices": None})
+    return cluster.model_copy(update={"levels": tuple(level.model_copy(update={"size": None}) for level in cluster.levels)})
 
 
 def _facts(problem: Problem) -> dict[str, Any]:

@@ -317,7 +317,6 @@ COMPARED: dict[str, Callable[[int, int], bool]] = {
     "-lt": operator.lt,
     "-le": operator.le,
 }
-ARITHMETIC = {"==": "-eq", "!=": "-ne", ">": "-gt", ">=": "-ge", "<": "-lt", "<=": "-le"}
 
 
 def _decision(script: Script, lines: Sequence[Line], met: bool | None, head: str) -> str:

@@ -7,13 +7,11 @@ from html import escape
 from ..result import Memory
 from ..step_timeline import StepTimeline
 from .canvas import svg
+from .html_page import html_page
 from .pipeline_picture import pipeline_picture
 from .stages import stage_figures, table_cells
 
-STYLE = """
-body { font-family: 'DejaVu Sans', Verdana, Arial, sans-serif; margin: 1.5em; color: #222; }
-.picture { overflow-x: auto; }
-.picture rect:hover { stroke: #000; }
+STYLE = """.picture rect:hover { stroke: #000; }
 table { border-collapse: collapse; margin-top: 1em; font-size: 13px; }
 th, td { padding: 3px 12px; text-align: right; border-bottom: 1px solid #e4e4e4; }
 th { color: #666; font-weight: normal; }
@@ -28,24 +26,14 @@ READING = (
 
 def pipeline_page(step: StepTimeline, memory: Memory) -> str:
     """The page as one HTML document."""
-    head, *body = table_cells(stage_figures(step, memory), apart=True)
-    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    head, *rows_of = table_cells(stage_figures(step, memory), apart=True)
+    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows_of)
     title = f"{step.problem.model.name}: one step, {step.layout.schedule}, pp {step.layout.pp}"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<div class="picture">
+    body = f"""<div class="picture">
 {svg(pipeline_picture(step))}</div>
 <table>
 <tr>{"".join(f"<th>{escape(cell)}</th>" for cell in head)}</tr>
 {rows}
 </table>
-<p>{escape(READING)}</p>
-</body>
-</html>
-"""
+<p>{escape(READING)}</p>"""
+    return html_page(title, STYLE, body)

@@ -13,18 +13,16 @@ from rich.text import Text
 from ..result import Plan
 from ..step_timeline import StepTimeline
 from .canvas import svg
+from .html_page import html_page
 from .pipeline_picture import pipeline_picture
 from .stages import render_stages
 from .terminal import render
 from .topology import draw
 
 PAGE_COLUMNS, TEXT_COLUMNS = 120, 80
-STYLE = """
-body { font-family: 'DejaVu Sans', Verdana, Arial, sans-serif; margin: 1.5em; color: #222; }
-pre { font: 13px/1.35 'DejaVu Sans Mono', Menlo, Consolas, monospace; overflow-x: auto; }
+STYLE = """pre { font: 13px/1.35 'DejaVu Sans Mono', Menlo, Consolas, monospace; overflow-x: auto; }
 nav a { margin-right: 1.2em; }
 h2 { font-size: 16px; margin-top: 2em; border-top: 1px solid #e4e4e4; padding-top: 1em; }
-.picture { overflow-x: auto; }
 """
 
 
@@ -39,20 +37,7 @@ def plan_page(plan: Plan, step: StepTimeline) -> str:
     )
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in parts)
     sections = "\n".join(f'<h2 id="{name}">{heading}</h2>\n{body}' for name, heading, body in parts)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<nav>{links}</nav>
-{sections}
-</body>
-</html>
-"""
+    return html_page(title, STYLE, f"<h1>{escape(title)}</h1>\n<nav>{links}</nav>\n{sections}")
 
 
 def plan_picture(plan: Plan) -> str:

@@ -1,0 +1,26 @@
+"""A page that a browser opens without a network: one HTML document with its style inside."""
+
+from __future__ import annotations
+
+from html import escape
+
+FONT = "'DejaVu Sans', Verdana, Arial, sans-serif"
+
+
+def html_page(title: str, style: str, body: str) -> str:
+    """The document; `body` is HTML, the title text."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{escape(title)}</title>
+<style>
+body {{ font-family: {FONT}; margin: 1.5em; color: #222; }}
+.picture {{ overflow-x: auto; }}
+{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
