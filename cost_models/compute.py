@@ -12,7 +12,6 @@ from ..search_spaces.stack import Stack
 from .operators import BF16, Operator
 from .profile import AttentionCurve, Profile, attention_efficiency, gemm_s, grouped_gemm_s
 
-USUAL_HEAD = 128.0  # head dimension at which attention kernels are compared
 FLASH_BACKWARD = 2.5  # GEMMs of the fused backward over the forward's: five for two (arXiv 2205.14135, algorithm 4)
 
 
@@ -76,7 +75,7 @@ class Kernels:
         return np.maximum(time_s, self._memory_s(moved + op.zeros)) / self._efficiency + op.zeros
 
     def _attention_s(self, op: Operator, times: float, backward: bool) -> Floats:
-        width = USUAL_HEAD if self.stack.shrinking_tiles else op.head_dim
+        width = self.stack.tiled_head_dim or op.head_dim
         efficiency = attention_efficiency(self._attention_curve(backward), op.seq, width)
         flops = op.flops if self.stack.attention_kernel == "flash" else op.full_flops  # unfused kernels skip no masked block
         rate = self.peak("bf16") * efficiency * self.stack.attention_efficiency.value * self._efficiency

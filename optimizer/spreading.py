@@ -72,5 +72,5 @@ def _fuller(
 
 
 def _step_s(ruled: Ruled) -> float:
-    """Step of the best layout; infinite without one."""
+    """What another step has to be below to be shorter than the best; infinite without one."""
     return ruled.found.best[0].step_time_s * (1.0 - EQUAL) if ruled.found.best else np.inf

@@ -92,7 +92,7 @@ class Stack(Frozen):
     framework: Framework
     version: str
     attention_kernel: Literal["flash", "unfused"] = "flash"
-    shrinking_tiles: bool = False  # FlashAttention 1: of M/4d keys (arXiv 2205.14135, algorithm 1): wider heads run no faster
+    tiled_head_dim: PositiveInt | None = None  # heads of any width run as ones so wide: tiles hold fewer keys of wider ones
     eager_kernels: tuple[Literal["norm", "activation", "rotary", "loss"], ...] = ()  # chains of kernels; the others are one each
     fused_gate: bool = True  # gate and up projection of a gated MLP are one GEMM; apart, each sends its input's gradient
     shared_gathers: bool = True  # linears with one input gather it once under SP; else each of q, k, v, gate and up for itself
