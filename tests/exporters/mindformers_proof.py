@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import warnings
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def accepts(plan: Any) -> None:
     from mindformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
     from mindformers.parallel_core.training_graph.transformer.utils import LayerSetting
     from mindformers.tools.register import MindFormerConfig
-    from paraplan.optimizer.exporters.mindformers import FILE, files
+    from paraplan.optimizer.exporters.knobs import Dialect
+    from paraplan.optimizer.exporters.mindformers import FILE, FRAMEWORK, MindFormersRequest, files
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, FILE)
@@ -60,15 +62,25 @@ def accepts(plan: Any) -> None:
         mindspore.set_auto_parallel_context(pipeline_config=dict(config.parallel.pipeline_config))
         found = LayerSetting(spec.num_layers, model["offset"], given, model["pp_interleave_num"])
         check_layers(found.layer_list.tolist(), layout)
+        check_recompute(found, MindFormersRequest(plan, Dialect(FRAMEWORK, ())))
 
 
 def check_layers(rows: list[list[int]], layout: Any) -> None:
     """Layers of every chunk as the framework counts them; of a V shape's second row it lists the last stage first."""
+    from paraplan.optimizer.exporters.splits import layer_count
+
     for number, row in enumerate(rows):
         back = layout.schedule == "zb-v" and number == 1
-        planned = [stage.chunks[number].layers for stage in layout.stages]
-        counts = [last - first + 1 for first, last in planned]
+        counts = [layer_count(stage.chunks[number]) for stage in layout.stages]
         assert row == (counts[::-1] if back else counts), f"chunk {number}: {row}, planned {counts}"
+
+
+def check_recompute(setting: Any, asked: Any) -> None:
+    """Layers that the framework redoes as a whole are the first of every chunk, to its planned depth."""
+    firsts = [0, *accumulate(asked.counts)]
+    planned = {layer for first, depth in zip(firsts, asked.depths, strict=False) for layer in range(first, first + depth)}
+    redone = {layer for layer in range(setting.num_layers) if setting._check_layer_rule(layer)}
+    assert redone == planned, f"redoes layers {sorted(redone)}, planned {sorted(planned)}"
 
 
 def main() -> int:

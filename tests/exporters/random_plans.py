@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -44,7 +45,8 @@ def plans(
     problems: tuple[Any, ...] = PROBLEMS,
     cut: Callable[..., Split] | None = None,
 ) -> Iterator[Plan]:
-    """Legal plans on whole servers, of every model in turn, with cuts of their own wherever the stack can be told any."""
+    """Legal plans on whole servers, of every model in turn, with cuts and depths of recompute of their own wherever the stack can
+    be told any."""
     rng = random.Random(seed)
     while count:
         for case in problems:
@@ -58,7 +60,11 @@ def plans(
                 continue
             blocks = spec.num_layers + (spec.mtp.layers if spec.mtp else 0)
             split = (cut or cuts)(rng, own.problem, layout, spec.num_layers, blocks)
-            chosen = layout.model_copy(update={"stages": split.stages(spec.num_layers, layout.recompute)})
+            recompute = layout.recompute
+            if own.problem.stack.recompute_by_chunk and recompute == "full":
+                split = replace(split, redone=tuple(rng.randint(0, count) for count in split.counts))
+                recompute = f"full:block:{max(split.redone)}" if any(split.redone) else "none"
+            chosen = layout.model_copy(update={"recompute": recompute, "stages": split.stages(spec.num_layers, recompute)})
             yield plan(own.problem, chosen)
             count -= 1
             if not count:
