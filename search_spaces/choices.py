@@ -45,6 +45,11 @@ PRICED_CP_TYPES = ("p2p", "allgather", "a2a")
 MAX_MICRO_BATCH = 16
 MAX_VPP = 8
 BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CUT_ALIKE = (
+    "of equal work or, interleaved, of e or e + 1 layers, the larger ones first or behind and up to 3 layers fewer in the last, "
+    "whichever is fastest; those of the best layouts, and of some within 5 % of these, then moved block by block while faster"
+)
+"""How a search cuts what it does not cut exactly (`optimizer/stages.py`, `optimizer/recutting.py`)."""
 
 
 class Choices:
@@ -77,13 +82,13 @@ class Choices:
 
     def sharings(self) -> dict[str, Any]:
         """Columns of every way to talk and to share states, those of like work together."""
-        fix, stack = self.problem.workload.fix, self.problem.stack
+        fix = self.problem.workload.fix
         cp_types = self._cp_types()
         shardings = [parse_sharding(name) for name in fix.get("optimizer_sharding", self._shardings())]
-        offloads = fix.get("offload", ("none", "optimizer:1") if stack.optimizer_offload else ("none",))
+        offloads = [parse_offload(name) for name in fix["offload"]] if "offload" in fix else self._offloads()
         orders = [RANK_ORDERS.index(name) for name in self.rank_orders]
         rows = [
-            (CP_TYPES.index(cp), *sharding, *parse_offload(offload), order)
+            (CP_TYPES.index(cp), *sharding, *offload, order)
             for cp, sharding, offload, order in product(cp_types, shardings, offloads, orders)
         ]
         choices = {**_as_columns(SHARING, rows), **_as_floats(SHARING, rows)}
@@ -112,6 +117,11 @@ class Choices:
         shards = [f"hsdp:{size}" for size in sorted(set(sizes[:-1])) if 1 < size < sizes[-1]]
         offered = self.problem.stack.optimizer_shardings
         return [name for name in offered if name != "hsdp"] + (shards if "hsdp" in offered else [])
+
+    def _offloads(self) -> list[tuple[float, float]]:
+        """Shares of optimizer states and of activations that leave the device."""
+        states = (0.0, 1.0) if self.problem.stack.optimizer_offload else (0.0,)
+        return list(product(states, self.problem.workload.activation_shares))
 
     def recomputes(self) -> list[Recompute]:
         """None, chains of selective modules from the cheapest to redo, block depths, full."""
@@ -145,8 +155,7 @@ class Choices:
         experts = f"ep: all that divide the {c['experts']} experts" if c["experts"] else "a dense model's ep and etp are 1"
         single, several = (self.problem.stack.cuts_freely(vpp) for vpp in (1, 2))
         splits = "1F1B cut by the best min–max over every contiguous split or balanced, then moved block by block while faster"
-        splits += f"; chunks of other schedules {'balanced, round by round where that is better' if several else 'equal'}"
-        splits += ", those of the best layouts then moved block by block while faster" if several else ""
+        splits += f"; chunks of other schedules {CUT_ALIKE if several else 'equal'}"
         by_chunk = self.problem.stack.recompute_by_chunk and "recompute" not in fix
         splits += "; of the best layouts every chunk then redoes layers to a depth of its own" if by_chunk else ""
         splits += "; embedding and loss may be chunks without layers" if self.problem.stack.bare_ends else ""
@@ -162,7 +171,7 @@ class Choices:
             "recompute": f"{recomputes} recompute choices",
             "optimizer_sharding": f"sharding {', '.join(self._shardings())}",
             "rank_order": _order_words(self.rank_orders),
-            "offload": f"optimizer offload {'none or all' if self.problem.stack.optimizer_offload else 'none'}",
+            "offload": self._offload_words(),
             "overlap": f"{' and '.join(switches(self.problem)) or 'no'} overlap on or off (off is never faster)",
         }
         said = [text for name, text in parts.items() if name not in fix]
@@ -172,6 +181,17 @@ class Choices:
         inside = ", ".join(f"{level}:{'+'.join(dimensions)}" for level, dimensions in sorted(workload.inside.items()))
         limits = (("fixed", fixed), ("forbidden", ", ".join(workload.forbid)), ("inside", inside))
         return "; ".join([*said, *(f"{name}: {text}" for name, text in limits if text)])
+
+
+    def _offload_words(self) -> str:
+        stack, workload = self.problem.stack, self.problem.workload
+        words = f"optimizer offload {'none or all' if stack.optimizer_offload else 'none'}"
+        if not stack.activation_offload:
+            return words
+        if not any(workload.activation_shares):
+            return f"{words}, activations stay on the device (--offload-to lets shares of them go)"
+        shares = ", ".join(f"{share:g}" for share in workload.activation_shares)
+        return f"{words}, shares {shares} of the activations to the {workload.offload_to}"
 
 
 def _order_words(orders: Sequence[str]) -> str:

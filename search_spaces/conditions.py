@@ -269,7 +269,8 @@ class AllOf:
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         open_ones = [c for c in self.conditions if known(c, values) is not True] or self.conditions
-        return " and ".join(c.requirement(words, values) for c in open_ones)
+        said = [(c.requirement(words, values), isinstance(c, AnyOf) and len(open_ones) > 1) for c in open_ones]
+        return " and ".join(f"({text})" if either else text for text, either in said)
 
     def holding(self, words: Words, values: Mapping[str, int]) -> str:
         parts = [part for part in dict.fromkeys(c.holding(words, values) for c in self.conditions) if part]
@@ -323,7 +324,8 @@ class Implies:
         return _joined(np.logical_or, [Not(self.premise).mask(columns), self.conclusion.mask(columns)])
 
     def literal(self, encoder: Encoder) -> cp_model.LiteralT:
-        return encoder.literal(AnyOf((negation(self.premise), self.conclusion)))
+        idle = negation(self.premise)
+        return encoder.literal(idle) is True or encoder.literal(AnyOf((idle, self.conclusion)))
 
     def requirement(self, words: Words, values: Mapping[str, int]) -> str:
         conclusion = self.conclusion.requirement(words, values)

@@ -47,6 +47,11 @@ class Fields:
             raise self.error(name, "it must be a positive number")
         return float(value)
 
+    def optional(self, *names: str) -> float | None:
+        """A positive number that may be left out."""
+        name = next((name for name in names if self.has(name)), None)
+        return None if name is None else self.number(name, 0.0)
+
     def text(self, name: str, allowed: Collection[str], default: str | None = None) -> str:
         """One of the allowed words."""
         value = self._value((name,), default, f"one of {', '.join(allowed)}")

@@ -88,7 +88,7 @@ def attention(**facts: Any) -> Callable[[Fields], Attention]:
 
 def head_dim(f: Fields, heads: int) -> int:
     for name in ("head_dim", "attention_head_dim"):
-        if f.has(name):
+        if f.has(name) or name in f.defaults:
             return f.count(name)
     hidden = f.count("hidden_size", "n_embd")
     if hidden % heads:

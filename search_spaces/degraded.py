@@ -50,6 +50,8 @@ def after_loss(cluster: ClusterSpec, free: Sequence[int], lost: str) -> tuple[in
     if found is None:
         raise InputError(f"lost: {lost!r} is not a number of devices, servers or supernodes, such as '1 device'")
     count, word = int(found[1]), found[2]
+    if not count:
+        raise InputError(f"lost: {lost!r} is no loss; name a number from 1 on, or leave lost out")
     if word == "supernode" or word == cluster.supernode:
         left = list(free)[: max(len(free) - count, 0)]
     else:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ortools.sat.python import cp_model
 
-from .expressions import Expression, Product, Quotient
+from .expressions import Expression, Product, Quotient, Remainder
 
 LARGEST = 1 << 50
 """Values of products stop here, far above any product that a legal layout has, to stay inside 64 bits."""
@@ -121,13 +121,18 @@ class Encoder:
         self._domains[variable.index] = domain
         return variable
 
-    def _build(self, expression: str | Product | Quotient) -> cp_model.IntVar | int:
+    def _build(self, expression: str | Product | Quotient | Remainder) -> cp_model.IntVar | int:
         if isinstance(expression, str):
             if expression in self.constants:
                 return self.constants[expression]
             return self.columns[expression] if expression in self.columns else self.value(self.derived[expression])
         if isinstance(expression, Quotient):
             return self._quotient(self.value(expression.numerator), self.value(expression.denominator))
+        if isinstance(expression, Remainder):
+            value, modulus = self.value(expression.value), self.value(expression.modulus)
+            if isinstance(value, int):
+                return value % modulus if isinstance(modulus, int) else self.remainder(self._variable(self._range(value)), modulus)
+            return self.remainder(value, modulus)
         total: cp_model.IntVar | int = 1
         for factor in expression.factors:
             total = self._times(total, self.value(factor))

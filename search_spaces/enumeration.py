@@ -386,7 +386,7 @@ class Space:
         """Choices that stages can be cut for, each of them once.
 
         A stack that cannot be told where to cut gets equal chunks; what others can be told is `Cutting`. Interleaved chunks run in
-        groups of pp micro-batches, as they are priced.
+        groups of pp micro-batches, as they are priced, or in those that the stack asks for.
         Block depths that cover a mean chunk stand aside for `full`, unless the user names them, and so does GPipe for 1F1B where
         there is one stage: it runs the same passes and holds more.
         """
@@ -399,7 +399,7 @@ class Space:
 
         def in_groups(known: Columns) -> Bools:
             whole = known["num_microbatches"] % known["pp"] == 0
-            return np.asarray((known["schedule"] != SCHEDULES.index("interleaved")) | whole)
+            return np.asarray((known["schedule"] != SCHEDULES.index("interleaved")) | whole | (stack.microbatch_group > 0))
 
         def less_than_full(known: Columns) -> Bools:
             depth = known["recompute_layers"]

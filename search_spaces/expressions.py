@@ -1,6 +1,6 @@
 """Expressions over named integer columns, their values, and how columns are called in sentences.
 
-An expression is a column name, a whole number, a product of those, or a whole quotient; all are at least 0.
+An expression is a column name, a whole number, a product of those, a whole quotient or its remainder; all are at least 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,15 @@ class Quotient:
     denominator: Expression
 
 
-Expression = str | int | Product | Quotient
+@dataclass(frozen=True)
+class Remainder:
+    """What is left of a value after whole moduli; the modulus is at least 1."""
+
+    value: Expression
+    modulus: Expression
+
+
+Expression = str | int | Product | Quotient | Remainder
 
 
 def product(*factors: str | int) -> Product:
@@ -47,6 +55,8 @@ def evaluate(expression: Expression, columns: Columns) -> Any:
         return columns[expression]
     if isinstance(expression, Product):
         return prod(evaluate(factor, columns) for factor in expression.factors)
+    if isinstance(expression, Remainder):
+        return evaluate(expression.value, columns) % evaluate(expression.modulus, columns)
     quotient = evaluate(expression.numerator, columns) // evaluate(expression.denominator, columns)
     return max(1, quotient) if isinstance(quotient, int) else np.maximum(1, quotient)
 
@@ -59,6 +69,8 @@ def names_in(expression: Expression) -> frozenset[str]:
         return frozenset(factor for factor in expression.factors if isinstance(factor, str))
     if isinstance(expression, Quotient):
         return names_in(expression.numerator) | names_in(expression.denominator)
+    if isinstance(expression, Remainder):
+        return names_in(expression.value) | names_in(expression.modulus)
     return frozenset()
 
 
@@ -107,4 +119,6 @@ class Words:
             return "·".join(self.name(factor) for factor in expression.factors)
         if isinstance(expression, Quotient):
             return f"⌊{self.name(expression.numerator)} / {self.name(expression.denominator)}⌋"
+        if isinstance(expression, Remainder):
+            return f"{self.name(expression.value)} mod {self.name(expression.modulus)}"
         return self.columns.get(expression, expression) if isinstance(expression, str) else str(expression)

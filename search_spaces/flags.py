@@ -12,6 +12,7 @@ from .layout import CP_TYPES, RANK_ORDERS, SCHEDULES, Recompute, offload_text, p
 
 INTEGER_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp", "micro_batch", "num_microbatches")
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
+SIGNS = "<=|>=|==|!=|<|>|="
 MAX_DIGITS = 9
 MOST_NESTED = 50
 OPERATORS = "there is * between factors, <, <=, >, >=, == and != between products, and and, or, not between comparisons"
@@ -49,18 +50,9 @@ class Comparison:
     right: tuple[str | int, ...]
 
     @classmethod
-    def parse(cls, text: str, flag: str = "forbid") -> Comparison:
-        """Reads "tp*cp > 64", "pp>16" or "recompute==full". InputError says what would be right."""
-        plain = text.strip()
-        for fancy, ascii_form in (("≤", "<="), ("≥", ">="), ("≠", "!="), ("×", "*"), ("·", "*")):
-            plain = plain.replace(fancy, ascii_form)
-        parts = re.split(r"(<=|>=|==|!=|<|>|=)", plain)
-        if len(parts) > 3:
-            raise InputError(f"{flag}: {text!r} compares more than once; join comparisons by and, as in 'tp > 1 and tp < 4'")
-        if len(parts) != 3 or not parts[0].strip() or not parts[2].strip():
-            raise InputError(f'{flag}: {text!r} is not a comparison such as "pp>16" or "tp*cp<=64"')
-        left, right = parts[0].strip(), parts[2].strip()
-        op = "==" if parts[1] == "=" else parts[1]
+    def of(cls, left: str, sign: str, right: str, text: str, flag: str) -> Comparison:
+        """Two sides and the sign between them, as they stand in `text`."""
+        op = "==" if sign == "=" else sign
         if left.replace("-", "_") in TEXT_COLUMNS:
             column = left.replace("-", "_")
             if op not in ("==", "!="):
@@ -175,7 +167,20 @@ def _unit(words: list[str], text: str, flag: str) -> tuple[Clause, list[str]]:
         if rest[:1] != [")"]:
             raise InputError(f"{flag}: {text!r} has a bracket that is not closed")
         return clause, rest[1:]
-    return Comparison.parse(words[0] if words and words[0] not in (")", "and", "or") else text, flag), words[1:]
+    return _compared(words[0] if words and words[0] not in (")", "and", "or") else text, flag), words[1:]
+
+
+def _compared(text: str, flag: str) -> Clause:
+    """One comparison, or a chain such as "2 <= tp <= 4": its neighbours compared pair by pair."""
+    plain = text.strip()
+    for fancy, ascii_form in (("≤", "<="), ("≥", ">="), ("≠", "!="), ("×", "*"), ("·", "*")):
+        plain = plain.replace(fancy, ascii_form)
+    sides, signs = [side.strip() for side in re.split(SIGNS, plain)], re.findall(SIGNS, plain)
+    if not signs or not all(sides):
+        raise InputError(f'{flag}: {text!r} is not a comparison such as "pp>16" or "tp*cp<=64"')
+    pairs = zip(sides, signs, sides[1:], strict=False)
+    found = tuple(Comparison.of(left, sign, right, text, flag) for left, sign, right in pairs)
+    return found[0] if len(found) == 1 else Joined("and", found)
 
 
 def _pairs(text: str, flag: str) -> list[tuple[str, list[str]]]:
@@ -230,7 +235,10 @@ def _product(text: str, whole: str, flag: str) -> tuple[str | int, ...]:
         if factor.isascii() and factor.isdigit() and len(factor) <= MAX_DIGITS:
             factors.append(int(factor))
         elif re.fullmatch(r"[A-Za-z][A-Za-z_-]*", factor):
-            factors.append(_column(factor, f"{flag} {whole!r}", INTEGER_COLUMNS))
+            column = _column(factor, f"{flag} {whole!r}", COLUMN_VALUES)
+            if column in TEXT_COLUMNS:
+                raise InputError(f"{flag}: {column} in {whole!r} is text; it stands alone on the left of == or !=")
+            factors.append(column)
         elif factor.isascii() and factor.isdigit():
             raise InputError(f"{flag}: {factor[:20]} in {whole[:60]!r} is too large a number; at most {MAX_DIGITS} digits are read")
         elif not factor or re.search(r"[^\w\s.-]|\s-|-\d", factor):

@@ -23,6 +23,7 @@ from .model_families import FAMILIES, Family
 
 __all__ = ["from_config", "load_model_yaml"]
 
+NORM_EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
 SPEC_EXAMPLE = """\
 name: my-model
 hidden_size: 4096
@@ -142,8 +143,17 @@ def _spec(name: str, fields: Fields, config: dict[str, object], family: Family, 
         norm=family.norm,
         residual_streams=family.residual_streams(fields),
         mtp=Mtp(layers=mtp_layers, kind=names[-1]) if mtp_layers else None,
+        norm_epsilon=fields.optional(*NORM_EPSILONS),
+        rope_theta=_rope_theta(fields),
         source=source,
     )
+
+
+def _rope_theta(fields: Fields) -> float | None:
+    """It may stand in a section of its own."""
+    section = fields.values.get("rope_parameters")
+    inner = Fields(fields.file, section, {}, f"{fields.path}rope_parameters.") if isinstance(section, dict) else fields
+    return inner.optional("rope_theta") or fields.optional("rope_theta")
 
 
 def _tied(fields: Fields, config: dict[str, object]) -> bool:

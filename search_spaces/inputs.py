@@ -53,7 +53,12 @@ KINDS: tuple[Kind, ...] = ("models", "accelerators", "clusters", "stacks")
 CATALOG = Path(__file__).parent / "catalog"
 
 MOST_DEVICES = 524_288  # beyond, the frames of a job no longer fit a search of seconds
+OFFLOADED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of the activations: what a search tries once it is said where they may go."""
 ETP_ASSUMPTION = "etp = 1: experts are spread over devices whole, not split by tensor parallelism"
+SP_ASSUMPTION = "sequence parallelism is on wherever tp > 1"
+OF_THE_SEARCH = (ETP_ASSUMPTION, SP_ASSUMPTION)
+"""Assumptions on which layouts are looked at, of which one that is given may be none."""
 
 API_ASSUMPTION = (
     "ranks are laid out through Megatron-Core's initialize_model_parallel(order=…), whose orders are more than flags say"
@@ -144,6 +149,7 @@ def build_problem(
     Global batch in sequences, sequence length in tokens. `inside` may say "supernode" for whatever level a cluster names so.
     `measured_imbalance` says by ep how many tokens the fullest device receives over the mean, in place of one `expert_imbalance`.
     `rank_order` "all" adds to the stack's orders those that only Megatron-Core's Python API takes.
+    `offload_to` "host" or "pool" also lets the search move activations there, where the stack can.
     Without a stack or framework the cluster's default stack is taken; etp is fixed to 1 for a MoE model unless `fix` says
     otherwise. InputError, in one sentence, for anything that is unknown, does not fit the cluster, or is a precision that
     accelerator or stack lack.
@@ -168,6 +174,7 @@ def build_problem(
         "vocab_size": vocab_size,
         "reserved_gib": reserved_gib,
         "offload_to": offload_to,
+        "activation_shares": OFFLOADED_SHARES if offload_to is not None and software.activation_offload else None,
     }
     workload = to_record(Workload, {key: value for key, value in given.items() if value is not None}, "workload")
     _check_reserve(machine, workload)
@@ -344,7 +351,7 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
         )
     if "sequence_parallel" not in workload.fix:
         has = stack.sequence_parallel
-        yield "sequence parallelism is on wherever tp > 1" if has else f"no sequence parallelism: {stack.name} has none beside TP"
+        yield SP_ASSUMPTION if has else f"no sequence parallelism: {stack.name} has none beside TP"
     if any(isinstance(kind.mlp, MoeMlp) for kind in model.kinds.values()):
         yield _imbalance_words(workload)
     yield (

@@ -77,8 +77,9 @@ def stack_rules(problem: Problem) -> Iterable[Rule]:
 def user_rules(problem: Problem) -> Iterable[Rule]:
     """The workload's `fix`, `forbid` and `inside`. InputError names what does not exist."""
     workload = problem.workload
-    offloaded = any(parse_offload(choice)[1] > 0 for choice in workload.fix.get("offload", ()))
-    if offloaded and problem.stack.framework in ("megatron-lm", "megatron-bridge"):
+    fixed = workload.fix.get("offload")
+    shares = workload.activation_shares if fixed is None else [parse_offload(choice)[1] for choice in fixed]
+    if any(shares) and problem.stack.framework in ("megatron-lm", "megatron-bridge"):
         reason = "activations are either recomputed or offloaded"  # said only where asked: it ties choices that are listed apart
         conflict = implies(more_than("activation_offload_per_mille", 0), equal("recompute_mode", NONE))
         yield Rule("C103b", reason, "Megatron-LM megatron/core/transformer/transformer_config.py", "stack", conflict)

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from . import tensors
 from .layer_kinds import (
@@ -71,6 +71,8 @@ class ModelSpec(Frozen):
     residual_streams: Count = 1  # hyper-connections (DeepSeek-V4): hidden states of hidden_size carried between layers per token
     mtp: Mtp | None = None
     final_norm: bool = True
+    norm_epsilon: PositiveFloat | None = None  # this and the next cost nothing: exports carry them
+    rope_theta: PositiveFloat | None = None
     source: str = ""
 
     @model_validator(mode="after")

@@ -219,6 +219,17 @@ FAMILIES: dict[str, Family] = {
         mlps.moe_everywhere(mlps.minimax_m1_moe),
     ),
     "minimax_m2": Family(mixers.minimax_m2_mixers, mlps.moe_everywhere(mlps.minimax_m2_moe), mtp_layers=_minimax_mtp),
+    "gemma": Family(
+        mixers.same("attention", mixers.attention(**mixers.BIASED)),
+        mlps.dense_everywhere(mlps.dense(bias=False)),
+        defaults={"vocab_size": 256000, "tie_word_embeddings": True, "head_dim": 256},
+    ),
+    "gemma2": Family(
+        mixers.sliding_and_full(mixers.every(2, "sliding_attention", "full_attention"), **mixers.BIASED),
+        mlps.dense_everywhere(mlps.dense(bias=False)),
+        norms_per_part=2,
+        defaults={"vocab_size": 256000, "tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096},
+    ),
     "gemma3": Family(
         mixers.sliding_and_full(
             mixers.every(6, "sliding_attention", "full_attention", key="sliding_window_pattern"), qk_norm="head", **mixers.BIASED

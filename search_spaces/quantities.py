@@ -162,6 +162,7 @@ def stack_constants(stack: Stack) -> dict[str, int]:
     return {
         "kv_replication": int(stack.kv_replication),
         "expert_tensor_parallel": int(stack.expert_tensor_parallel),
+        "microbatch_group": stack.microbatch_group,
         "optimizer_can_offload": int(stack.optimizer_offload),
         "activations_can_offload": int(stack.activation_offload),
         "recompute_block": int(stack.recompute_block),
@@ -241,6 +242,7 @@ WORDS = Words(
         "experts": "the {} experts",
         "expert_width": "the expert width {}",
         "shared_width": "the shared-expert width {}",
+        "microbatch_group": "the group of {} micro-batches",
         **{
             name: name
             for name in (
@@ -292,6 +294,7 @@ WORDS = Words(
         "activation_offload_per_mille": "activations offload",
         "peak_bytes": "peak memory",
         "placed_blocks": "layers placed",
+        "microbatch_group": "the group",
         "split_form": "split form",
     },
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .conditions import Condition, all_of, any_of, at_least, at_most, divides, equal, implies, lacks, more_than, one_of
-from .expressions import Quotient, product
+from .expressions import Quotient, Remainder, product
 from .layout import (
     ALL_LAYERS,
     CP_TYPES,
@@ -113,6 +113,11 @@ _SPLIT_CP = more_than("cp", 1)
 _SPLIT_TP = more_than("tp", 1)
 _PIPELINED = more_than("pp", 1)
 _INTERLEAVES = equal("schedule", _INTERLEAVED)
+_GROUPED = all_of(
+    at_least("microbatch_group", "pp"),
+    at_most("microbatch_group", "num_microbatches"),
+    any_of(divides("microbatch_group", "num_microbatches"), at_least(Remainder("num_microbatches", "microbatch_group"), "pp")),
+)
 _FULL = one_of("recompute_mode", (FULL_BLOCK, FULL_UNIFORM))
 
 
@@ -260,10 +265,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "C030a",
-        "the interleaved schedule runs micro-batches in groups of pp",
+        "the interleaved schedule runs micro-batches in groups of pp, or of as many more as it is asked for",
         SCHEDULING,
         Frameworks(("megatron-lm", "megatron-bridge", "mindspeed-llm", "mindformers", "deepspeed", "nanotron")),
-        implies(_INTERLEAVES, divides("pp", "num_microbatches")),
+        all_of(
+            implies(equal("microbatch_group", 0), implies(_INTERLEAVES, divides("pp", "num_microbatches"))),
+            implies(more_than("microbatch_group", 0), implies(_INTERLEAVES, _GROUPED)),
+        ),
     ),
     Rule(
         "C030b",

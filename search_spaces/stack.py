@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from .cluster import Figure
 from .model import Frozen
@@ -70,6 +70,7 @@ class Footprint(Frozen):
     separate_activation: bool = False  # a gated MLP keeps act(gate) beside gate, up and their product
     copied_attention: bool = False  # attention's output is copied into the order that its projection reads, and both stay
     score_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 4.0  # per score of unfused attention: scores, probabilities
+    expert_inner_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0  # per value that an expert's activation reads
     norm_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element of a norm, beside its input and output
     replicated_embedding: bool = False  # TP leaves the embedding whole
     compute_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per weight, beside the accumulation
@@ -107,8 +108,11 @@ class Stack(Frozen):
     copies_reduced: Literal["every micro-batch", "last micro-batch"] = "last micro-batch"  # gradients between HSDP's copies
     pipeline_exchanges: Literal["once", "every micro-batch"] = "once"  # of FSDP's stages that stay gathered, whole gradients too
     overlap: Overlap = Overlap()
+    fused_tp: Annotated[float, Field(ge=0, le=1)] = 0.0  # of TP's traffic, hidden where products work on pieces of it (MC2)
     cuda_graphs: bool = False
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    flex_backend: Literal["", "deepep", "hybridep"] = ""  # of the flex dispatcher; unset: what most stacks run on the accelerator
+    exchange_sms: PositiveInt = 20  # multiprocessors given to its kernels where those copy by themselves: DeepEP's own default
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"  # of tokens on their way to experts; they come back in BF16
     expert_gemms: Literal["grouped", "one by one"] = "grouped"  # in one kernel, or a kernel for each expert
     gradient_bytes: Literal[2, 4] = 4  # of the accumulation buffer
@@ -117,6 +121,8 @@ class Stack(Frozen):
     footprint: Footprint = Footprint()
     reserved_over_allocated: Figure = RESERVED  # what a caching allocator takes from the device for what it has handed out
     schedules: Words = ("1f1b", "interleaved")
+    microbatch_group: NonNegativeInt = 0  # that an interleaved chunk runs before the next one does; 0: as many as there are stages
+    recompute_ahead: bool = False  # interleaved chunks of one layer redo it before its gradient comes (MindSpeed's ripipe)
     split_backward: bool = True  # two-way schedules leave weight gradients for their bubbles; else every backward is whole
     cp_types: Words = ("p2p",)
     optimizer_shardings: Words = ("none", "zero1")  # "hsdp" offers every hsdp:K
@@ -228,6 +234,13 @@ class Stack(Frozen):
             if value not in known:
                 raise ValueError(f"{value!r} is not one of {', '.join(known)}")
         return values
+
+    @field_validator("microbatch_group")
+    @classmethod
+    def _known_groups(cls, size: int, info: ValidationInfo) -> int:
+        if size and info.data.get("framework") not in MEGATRON_CORE:
+            raise ValueError(f"only {', '.join(MEGATRON_CORE)} are told how many micro-batches go through a chunk at a time")
+        return size
 
     @field_validator("graph_modules", "graph_shares")
     @classmethod

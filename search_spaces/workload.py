@@ -36,7 +36,8 @@ class Workload(Frozen):
     `fix` maps a column to the values it may take ({"tp": (8,), "recompute": ("none", "full")}); `forbid` holds comparisons such as
     "pp>16", of which those in `demanded` were written as constraints, "pp<=16"; `inside` maps a level of the network to the
     dimensions whose groups must stay within one of its units. `expert_imbalance` is the tokens of the fullest device over the mean;
-    `imbalance_shape` says, by ep, what share of its excess over 1 remains (none: all of it, whatever ep is).
+    `imbalance_shape` says, by ep, what share of its excess over 1 remains (none: all of it, whatever ep is). `expert_crossing` is
+    the copies of tokens that leave a supernode, one to each other that a token goes to, over those under even routing.
     """
 
     global_batch: Annotated[int, Field(gt=0, le=10_000_000)]
@@ -48,9 +49,11 @@ class Workload(Frozen):
     inside: dict[str, tuple[str, ...]] = {}
     memory_margin: MemoryMargin = MemoryMargin()
     offload_to: Literal["host", "pool"] = "host"  # what is offloaded: to the host's memory, or to that of the supernode's pool
+    activation_shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.0,)  # of the activations, that a plan may so offload
     reserved_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of every device, for caches and others' buffers
     expert_imbalance: Annotated[float, Field(ge=1, le=LARGEST_IMBALANCE)] = 1.1  # tokens of the fullest device over the mean
     imbalance_shape: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0, le=1)]] = {}
+    expert_crossing: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     vocab_size: Annotated[int, Field(gt=0, le=10_000_000)] | None = None  # where it differs from the model's
 
     def imbalance_at(self, ep: int) -> float:

@@ -119,6 +119,62 @@ def test_every_catalog_model_is_tested_and_says_where_it_is_from() -> None:
     assert all(catalog(path.stem).name == path.stem and catalog(path.stem).source for path in CATALOG.glob("*.yaml"))
 
 
+GEMMA = {
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+}
+GEMMA_2 = {
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
+GEMMA_3 = {
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+}
+SCOUT = {
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 202048,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 1,
+    "tie_word_embeddings": False,
+    "attention_chunk_size": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ({"model_type": "gemma", **GEMMA}, 8.538e9),
+        ({"model_type": "gemma2", **GEMMA_2}, 9.242e9),
+        ({"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262144, **GEMMA_3}, 268.1e6),
+        ({"model_type": "llama4_text", **SCOUT}, 107.8e9),
+        ({"model_type": "llama4_text", **SCOUT, "num_local_experts": 128, "interleave_moe_layer_step": 2}, 400.7e9),
+    ],
+    ids=["Gemma 7B", "Gemma 2 9B", "Gemma 3 270M", "Llama 4 Scout", "Llama 4 Maverick"],
+)
+def test_sizes_of_models_whose_heads_or_experts_are_their_own(given: dict[str, Any], size: float, tmp_path: Path) -> None:
+    """Attention of 16 heads · 256 is wider than a hidden size of 3,072; experts may be in every layer or in each second."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, **given}))
+    assert from_config(path).parameters() == pytest.approx(size, rel=1e-3)
+
+
 def test_deepseek_v4_flash_has_its_published_284b_and_13b() -> None:
     model = catalog("deepseek-v4-flash")
     assert model.parameters() == pytest.approx(284e9, rel=0.01)

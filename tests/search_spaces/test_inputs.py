@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
 from paraplan.search_spaces.documents import MAX_BYTES, field_path, parse_document, read_document, to_record
 from paraplan.search_spaces.errors import InputError
-from paraplan.search_spaces.flags import Comparison
+from paraplan.search_spaces.flags import Comparison, parse_clause
 from paraplan.search_spaces.inputs import (
     KINDS,
     Kind,
@@ -390,7 +390,6 @@ def test_forbid_and_constraint_are_each_others_opposite() -> None:
         "pp>",
         ">16",
         "pp>>16",
-        "1<pp<8",
         "pq>1",
         "pp>x y",
         "pp>1e3",
@@ -419,7 +418,7 @@ def test_what_is_no_comparison(text: str) -> None:
 )
 def test_a_comparison_reads_back_and_negates_twice_to_itself(left: list[str | int], op: str, right: int) -> None:
     comparison = Comparison(tuple(left), op, (right,))
-    assert Comparison.parse(str(comparison)) == comparison
+    assert parse_clause(str(comparison)) == comparison
     assert comparison.negated.negated == comparison
 
 
@@ -513,13 +512,22 @@ def test_records_and_names_give_the_same_problem() -> None:
         ("tp**2 < 4", "there is \\* between factors"),
         ("tp / 2 < 4", "there is \\* between factors"),
         ("tp % 2 == 0", "<, <=, >, >=, == and != between products"),
-        ("1 < tp < 4", "compares more than once"),
+        ("tp*recompute == 4", "recompute .* is text"),
+        ("4 == schedule", "schedule .* is text"),
+        ("tp < = 4", "is not a comparison"),
+        ("width > 4", "not a column.*recompute.*rank_order"),
         ("99999999999 > tp", "too large a number; at most 9 digits"),
     ],
 )
 def test_what_rules_are_not_made_of_is_told_with_what_they_are(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         parse_constraint(text)
+
+
+def test_a_chain_compares_its_neighbours() -> None:
+    assert parse_constraint("2 <= tp < 8 or not 1 < pp <= 4 <= vpp") == parse_constraint(
+        "(2 <= tp and tp < 8) or not (1 < pp and pp <= 4 and 4 <= vpp)"
+    )
 
 
 @pytest.mark.parametrize("text", ["tp=2|3|", "tp=|2", "tp=2||3"])

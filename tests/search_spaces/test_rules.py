@@ -26,8 +26,8 @@ from paraplan.search_spaces.conditions import (
 )
 from paraplan.search_spaces.encoding import Encoder
 from paraplan.search_spaces.errors import InputError
-from paraplan.search_spaces.expressions import Columns, Quotient, Words, divisors, evaluate, product
-from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.expressions import Columns, Quotient, Remainder, Words, divisors, evaluate, product
+from paraplan.search_spaces.inputs import build_problem, load_stack
 from paraplan.search_spaces.layer_kinds import (
     Attention,
     CompressedAttention,
@@ -91,6 +91,7 @@ def corpus() -> tuple[Problem, ...]:
         build_problem(COMPRESSED_MODEL, "gb200-nvl72", 216, 64, 60, "deepspeed"),
         build_problem(HYBRID_MODEL, "atlas-800t-a2", 32, 64, 4096, "mindformers", inside="server:tp"),
         build_problem(MOE_MODEL, "hgx-h100", 12, 64, 4096, "nanotron"),
+        build_problem(DENSE_MODEL, "hgx-h100", 64, 48, 4096, load_stack("megatron-lm").model_copy(update={"microbatch_group": 4})),
     )
 
 
@@ -263,6 +264,11 @@ def test_divides_by_zero_and_of_zero() -> None:
 def test_quotient_is_whole_and_at_least_one() -> None:
     assert [evaluate(Quotient("a", "b"), {"a": a, "b": 4}) for a in (3, 4, 11)] == [1, 1, 2]
     assert evaluate(Quotient("a", 4), {"a": np.array([3, 11])}).tolist() == [1, 2]
+
+
+def test_remainder_is_what_whole_moduli_leave() -> None:
+    assert [evaluate(Remainder("a", "b"), {"a": a, "b": 4}) for a in (3, 4, 11)] == [3, 0, 3]
+    assert evaluate(Remainder("a", 4), {"a": np.array([3, 4, 11])}).tolist() == [3, 0, 3]
 
 
 def test_divisors() -> None:

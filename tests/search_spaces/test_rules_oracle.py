@@ -67,6 +67,11 @@ def broken(problem: Problem, **choices: object) -> set[str]:
     return {violation.rule for violation in violations(problem, Layout.model_validate(filled))}
 
 
+def stack_with(**fields: object) -> Stack:
+    """Megatron-LM as a user's own file may change it."""
+    return Stack.model_validate(load_stack(ANY_CUT).model_dump() | fields)
+
+
 def stages(counts: list[int], layers: int, vpp: int = 1) -> tuple[object, ...]:
     """Stages that hold so many layers (MTP included), chunk by chunk of the virtual pipeline."""
     cuts = [sum(counts[:i]) for i in range(len(counts) + 1)]
@@ -334,6 +339,27 @@ def test_interleaving_with_too_few_micro_batches() -> None:  # NeMo 14288
     model = dense(layers=48)
     assert "C030a" in broken(on(model, 48, ANY_CUT, 3), pp=6, vpp=2)
     assert not broken(on(model, 48, ANY_CUT, 6), pp=6, vpp=2)
+
+
+@pytest.mark.parametrize("group", [0, 2, 3, 4, 5, 6, 7, 8, 12])
+def test_groups_of_interleaved_micro_batches(group: int) -> None:
+    """Megatron-Core's get_schedule_table: the last group is full, or has at least as many micro-batches as there are stages."""
+
+    def runs(pp: int, m: int) -> bool:
+        each = group or pp
+        groups = [min(each, m - first) for first in range(0, m, each)]
+        return pp <= each <= m and groups[-1] >= pp if group else m % pp == 0
+
+    problem = on(dense(layers=48), 64, stack_with(microbatch_group=group), 720720)
+    shapes = [(pp, m) for pp in (2, 3, 4, 6) for m in range(1, 26)]
+    found = {shape for shape in shapes if "C030a" not in broken(problem, pp=shape[0], vpp=2, num_microbatches=shape[1])}
+    assert found == {shape for shape in shapes if runs(*shape)}
+    (said,) = (
+        violation.sentence
+        for violation in violations(problem, Layout(pp=6, vpp=2, num_microbatches=25, schedule="interleaved"))
+        if violation.rule == "C030a"
+    )
+    assert "with schedule = interleaved" in said and (f"the group of {group} micro-batches" in said or not group)
 
 
 def test_micro_batches_against_stages_by_framework() -> None:  # torchtitan 775

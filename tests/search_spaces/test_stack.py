@@ -58,3 +58,9 @@ def test_what_megatron_core_012_lacks() -> None:
         assert not stack.kv_replication
         assert "layout" not in stack.split_forms
     assert MEGATRON.kv_replication and "layout" in MEGATRON.split_forms
+
+
+def test_groups_of_micro_batches_are_megatrons() -> None:
+    assert changed(microbatch_group=6).microbatch_group == 6
+    with pytest.raises(ValidationError, match="only megatron-lm, megatron-bridge, mindspeed-llm are told"):
+        Stack.model_validate(load_stack("torchtitan").model_dump() | {"microbatch_group": 6})
