@@ -11,17 +11,25 @@ from numpy.typing import NDArray
 
 from ..search_spaces.errors import InputError
 from .log_fit import FloatArray, Parameter, Rows, chessboard, column, figures, fit_log, held_out, sizes
-from .profile import CollectiveCurve, FitError, Fitted, collective_s
+from .profile import CollectiveCurve, FitError, Fitted, collective_s, together_s
 from .routing import missed
 
 EXTRAPOLATION = 1.15  # a collective's limit for endless messages over the best rate in its table, copies in the device included
 NIC_BYTES_PER_S = 50e9  # of the hosts that the multi-node MoE rows were measured on
-RACKS = ("gb200", "gb300")
-WIDE_LINKS = ("b200_sxm", "b300_sxm")
-"""Servers whose NVLink the table's DeepEP fills by less than half, on 20 SMs: their profiles hold documented rates of HybridEP."""
+DEEP_EP = "deepep-normal"
+DEEP_EP_RANKS = {"gb200": 4.0, "gb300": 4.0}
+"""Ranks of a host in the table's DeepEP rows, 8 elsewhere. Of an NVL72 they are one tray: from 8 experts of a token to 22 the times
+grow by 9 %, as distinct ones among 4 devices do (11 %) and among 8 do not (44 %)."""
+BESIDE_HYBRID_EP = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+"""Where most stacks run HybridEP: there DeepEP's curves bear its name."""
+FEEDING_SMS = 16
+"""From here on multiprocessors feed an adapter steadily: of 12 two servers get no more than of 8, and twice as much of 16."""
 NVLINK_KERNEL = "trtllm-NVLinkTwoSided"
+NVLINK_RANKS = 4
+"""Of fewer, most of a token's bytes stay on their device, which no curve of what is sent describes."""
 BF16_BYTES = 2.0
 FP8_SCALED_BYTES = 1 + 4 / 128  # one FP32 scale for 128 values
+FP4_SCALED_BYTES = 0.5 + 1 / 16  # one FP8 scale for 16 values
 TABLE = "ai-dynamo/aiconfigurator benchmark data at 095f58a51 (Apache-2.0)"
 
 NCCL_TESTS = {  # our name: the table's; all_gather first, since its time per hop serves all_to_all
@@ -46,7 +54,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Points:
-    """Measured messages (p,): bytes that a device sends, the buffer's, hops in a row, group sizes, seconds."""
+    """Measured messages (p,): bytes that a device sends, the buffer's, hops in a row, group sizes, seconds.
+
+    Of a kernel that copies by itself also the bytes of all copies that it makes, tokens and multiprocessors.
+    """
 
     wire: FloatArray
     message: FloatArray
@@ -54,24 +65,35 @@ class Points:
     n: FloatArray
     measured_s: FloatArray
     bytes_per_s: float
+    copied: FloatArray | None = None
+    tokens: FloatArray | None = None
+    sms: FloatArray | None = None
 
     @property
     def fitted(self) -> NDArray[np.bool_]:
-        """The half that the error's curve is fitted on: every second point of sizes and group sizes, as on a chessboard."""
-        return chessboard(self.message, self.n)
+        """The half that the error's curve is fitted on: every second point of sizes, group sizes and multiprocessors, as on a
+        chessboard.
+        """
+        return chessboard(self.message, self.n, *(() if self.sms is None else (self.sms,)))
 
     def predicted_s(self, curve: CollectiveCurve) -> FloatArray:
-        return collective_s(curve, self.bytes_per_s, 0.0, self.hops, self.wire, self.message)
+        time_s = collective_s(curve, self.bytes_per_s, 0.0, self.hops, self.wire, self.message)
+        if self.copied is None or self.tokens is None or self.sms is None or curve.sm_bytes_per_s is None:
+            return time_s
+        handled = self.copied + self.tokens * (curve.handling_bytes.value if curve.handling_bytes else 0.0)
+        launch_s = curve.launch_s.value
+        return launch_s + together_s(time_s - launch_s, handled / (self.sms * curve.sm_bytes_per_s.value))
 
 
 @dataclass(frozen=True)
 class MessageFit:
-    """The curve of all points, the curve of half of them, and how far that one is off the others."""
+    """The curve of all points, the curve of half of them, how far that one is off the others, and the rows of the points."""
 
     curve: CollectiveCurve
     half: CollectiveCurve
     error: FitError
     points: Points
+    rows: Rows
 
 
 def collective_fits(tables: Mapping[str, Rows], device: Device) -> Iterator[tuple[str, str, MessageFit]]:
@@ -88,7 +110,7 @@ def fit_collective(rows: Rows, collective: str, bytes_per_s: float, source: str,
     """
     n, message, measured = (column(rows, name) for name in ("num_gpus", "bytes", "latency_us"))
     wire, hops = wire_and_hops(collective, message, n)
-    return _fit(Points(wire, message, hops, n, measured * 1e-6, bytes_per_s), collective, source, hop_latency_s)
+    return _fit(Points(wire, message, hops, n, measured * 1e-6, bytes_per_s), rows, collective, source, hop_latency_s)
 
 
 def wire_and_hops(collective: str, message: FloatArray, n: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -105,21 +127,28 @@ def wire_and_hops(collective: str, message: FloatArray, n: FloatArray) -> tuple[
     raise InputError(f"collective {collective!r} has no wire rule; use all_reduce, all_gather, reduce_scatter or all_to_all.")
 
 
-def fit_moe(rows: Rows, destinations: FloatArray, value_bytes: float, bytes_per_s: float, source: str) -> MessageFit:
-    """Curve of a fused MoE token exchange among `destinations` (n,) devices or servers, and its held-out error.
+def fit_moe(
+    rows: Rows, units: FloatArray, value_bytes: float, bytes_per_s: float, source: str, devices: float = 1.0, dealt: bool = False
+) -> MessageFit:
+    """Curve of a fused MoE token exchange among `units` (n,) of `devices` devices each, and its held-out error.
 
-    `rows` hold hidden, tokens_per_rank, topk, experts and latency_us. Each token goes once, at `value_bytes` a value, to every
-    destination that holds one of its experts; routing is uniform. Tokens for a device's or server's own experts pass through the
-    same kernel, at a share of the cost that several numbers of destinations tell apart.
+    `rows` hold hidden, tokens_per_rank, topk, experts, sms and latency_us. Each token goes once, at `value_bytes` a value, to every
+    unit that holds one of its experts, and there to every device that does; routing is uniform, or experts are `dealt` in turn.
+    Tokens for a unit's own experts pass through the same kernel, at a share of the cost that several numbers of units tell apart,
+    as several numbers of multiprocessors do what these copy.
     """
     hidden, tokens, top_k, experts, measured = (
         column(rows, name) for name in ("hidden", "tokens_per_rank", "topk", "experts", "latency_us")
     )
-    message = tokens * hidden * value_bytes * expected_destinations(destinations, top_k, experts)
-    wire = message * (destinations - 1) / destinations
-    points = Points(wire, message, np.ones_like(wire), destinations, measured * 1e-6, bytes_per_s)
+    reached = dealt_destinations if dealt else expected_destinations
+    copy_bytes = tokens * hidden * value_bytes
+    message = copy_bytes * reached(units, top_k, experts)
+    wire = message * (units - 1) / units
+    told = len({row["sms"] for row in rows}) > 1
+    copying = (copy_bytes * reached(units * devices, top_k, experts), tokens, column(rows, "sms")) if told else ()
+    points = Points(wire, message, np.ones_like(wire), units, measured * 1e-6, bytes_per_s, *copying)
     at_once = Fitted(value=0.0, low=0.0, high=0.0, source="one hop, whose time is in launch_s")
-    return _fit(points, "moe", source, at_once)
+    return _fit(points, rows, "moe", source, at_once)
 
 
 def expected_destinations(destinations: FloatArray, top_k: FloatArray, experts: FloatArray) -> FloatArray:
@@ -129,6 +158,11 @@ def expected_destinations(destinations: FloatArray, top_k: FloatArray, experts: 
         rows = (experts == total) & (top_k == draws)
         found[rows] = destinations[rows] * (1.0 - missed(total, total / destinations[rows], draws))
     return found
+
+
+def dealt_destinations(destinations: FloatArray, top_k: FloatArray, experts: FloatArray) -> FloatArray:
+    """Distinct destinations of a token whose experts are dealt in turn, lest any rank get more than another."""
+    return np.minimum(destinations, top_k)
 
 
 def _library(table: Rows, device: Device) -> Iterator[tuple[str, str, MessageFit]]:
@@ -150,31 +184,33 @@ def _library(table: Rows, device: Device) -> Iterator[tuple[str, str, MessageFit
 
 def _exchanges(table: Rows, device: Device) -> Iterator[tuple[str, str, MessageFit]]:
     rows = [r for r in table if r["system"] == device.system]
-    # 20 communication SMs is DeepEP's default; few experts leave devices without one, which uniform routing does not describe
-    deep_ep = [r for r in rows if r["kernel"] == "deepep-normal" and r["sms"] == "20" and int(r["experts"]) >= 64]
     for phase in ("dispatch", "combine"):
         value_bytes = FP8_SCALED_BYTES if phase == "dispatch" else BF16_BYTES
-        chosen = [r for r in deep_ep if r["phase"] == phase]
-        # trays of NVL72 racks hold 4 devices and the table does not say how many took part: the NVLink rows serve instead
-        server = [r for r in chosen if r["nodes"] == "1"] if device.system not in (*RACKS, *WIDE_LINKS) else []
-        if server:
-            source = f"fit: {device.system} DeepEP normal {phase}, one server of 8, {TABLE}"
-            eight = np.full(len(server), 8.0)
-            yield "scale-up", f"moe_{phase}", fit_moe(server, eight, value_bytes, device.scale_up_bytes_per_s, source)
-        # eight servers are 3.4 times slower than four, which volume does not explain: one fabric's congestion, not the kernel;
-        # other systems' rows repeat the H100's
-        servers = [r for r in chosen if r["nodes"] in ("2", "4")] if device.system == "h100_sxm" else []
-        if servers:
-            source = f"fit: {device.system} DeepEP normal {phase}, 2/4 servers of 8 with 400 Gb/s NICs, {TABLE}"
-            yield "scale-out", f"moe_{phase}", fit_moe(servers, column(servers, "nodes"), value_bytes, NIC_BYTES_PER_S, source)
+        chosen = [r for r in rows if r["kernel"] == DEEP_EP and r["phase"] == phase]
+        host = [r for r in chosen if r["nodes"] == "1"]
+        if host:
+            name = f"moe_{phase}_deepep" if device.system in BESIDE_HYBRID_EP else f"moe_{phase}"
+            ranks = DEEP_EP_RANKS.get(device.system, 8.0)
+            source = f"fit: {device.system} DeepEP normal {phase} on {sizes(host, 'sms')} SMs, one host of {ranks:g}, {TABLE}"
+            yield "scale-up", name, fit_moe(host, np.full(len(host), ranks), value_bytes, device.scale_up_bytes_per_s, source)
+        # the spine of that fabric slows eight servers down; other systems' rows repeat the H100's
+        servers = [r for r in chosen if r["nodes"] in ("2", "4") and int(r["sms"]) >= FEEDING_SMS]
+        if servers and device.system == "h100_sxm":
+            how = f"2/4 servers of 8 with 400 Gb/s NICs, {sizes(servers, 'sms')} SMs"
+            source = f"fit: {device.system} DeepEP normal {phase}, {how}, {TABLE}"
+            yield "scale-out", f"moe_{phase}", fit_moe(servers, column(servers, "nodes"), value_bytes, NIC_BYTES_PER_S, source, 8.0)
         rack = [r for r in rows if r["kernel"] == NVLINK_KERNEL and r["dtype"] == "bfloat16" and r["phase"] == phase]
-        rack = [r for r in rack if int(r["experts"]) >= 64]
+        rack = [r for r in rack if int(r["ep"]) >= NVLINK_RANKS]
         if rack:
             source = f"fit: {device.system} TensorRT-LLM NVLink two-sided {phase} in BF16, EP {sizes(rack, 'ep')}, {TABLE}"
-            yield "scale-up", f"moe_{phase}", fit_moe(rack, column(rack, "ep"), BF16_BYTES, device.scale_up_bytes_per_s, source)
+            yield (
+                "scale-up",
+                f"moe_{phase}",
+                fit_moe(rack, column(rack, "ep"), BF16_BYTES, device.scale_up_bytes_per_s, source, dealt=True),
+            )
 
 
-def _fit(points: Points, collective: str, source: str, hop_latency_s: Fitted | None) -> MessageFit:
+def _fit(points: Points, rows: Rows, collective: str, source: str, hop_latency_s: Fitted | None) -> MessageFit:
     """Fits the parameters that the points can tell apart: hop time and local copy need several group sizes."""
     several = np.unique(points.n).size > 1
     free_hop = several and hop_latency_s is None and np.unique(points.hops).size > 1
@@ -192,6 +228,12 @@ def _fit(points: Points, collective: str, source: str, hop_latency_s: Fitted | N
     if several:
         names.append("local_cost")
         bounds.append(Parameter(0.4, 0.01, 1.0))
+    if points.sms is not None:
+        names.append("sm_bytes_per_s")
+        bounds.append(Parameter(2e10, 1e8, 1e12))
+    if points.tokens is not None and np.unique(points.message / points.tokens).size > 8:  # of several widths, not only top_k
+        names.append("handling_bytes")
+        bounds.append(Parameter(5e3, 1.0, 1e6))
     fixed: dict[str, Any] = {"passes": 2 if collective == "all_reduce" else 1}
     if hop_latency_s is not None:
         fixed["hop_latency_s"] = hop_latency_s.model_dump()
@@ -204,4 +246,4 @@ def _fit(points: Points, collective: str, source: str, hop_latency_s: Fitted | N
         return curve(estimate.value, estimate.low, estimate.high)
 
     half, whole = fit(points.fitted), fit(np.ones_like(points.fitted))
-    return MessageFit(whole, half, held_out(points.predicted_s(half), points.measured_s, points.fitted, source), points)
+    return MessageFit(whole, half, held_out(points.predicted_s(half), points.measured_s, points.fitted, source), points, rows)

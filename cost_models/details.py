@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,14 @@ from .loads import Cuts, piece_counts, recompute_depths
 from .memory import GIB
 from .operators import Factors, Operator
 from .rows import Rows
-from .schedules import SPLIT, stage_chunks, stage_share, usual_schedule
-from .split_passes import hidden_s, pass_times
+from .schedules import stage_chunks, stage_share, usual_schedule
+from .split_passes import by_replay, hidden_s, pass_times
 from .stage_times import Flow
+from .states import Pair
 from .step import CostModel
 from .timeline import Work
-from .traffic import layers_redone, sent_bytes
+from .traffic import OFFLOAD as OFFLOADED
+from .traffic import layers_redone, offloaded_bytes, sent_bytes
 
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "transient", "communicators")
 
@@ -31,6 +34,7 @@ class Detail:
     breakdown_s: dict[str, float]
     stage_bytes: tuple[dict[str, float], ...]
     traffic_gib: dict[str, dict[str, float]]
+    offloaded_gib: float  # that a used device sends to the host or the pool per step, mean over devices
     cross_supernode_share: float
     passes: Work  # seconds per chunk
     p2p_s: float
@@ -79,9 +83,12 @@ def detail(model: CostModel, layout: Layout) -> Detail:
         "host": every[HOST] + overhead - stalled_s,
     }
     peaks = model.stage_peaks(rows, flow.load)[:, 0, :]
-    traffic = _traffic(model, rows, cuts, (float(chunks.dense.sum()), float(chunks.expert.sum())))
+    redone, weights = layers_redone(model, rows, cuts), (np.array([chunks.dense.sum()]), np.array([chunks.expert.sum()]))
+    traffic = _traffic(model, rows, redone, weights)
+    offloaded = float(offloaded_bytes(model, rows, redone, *weights)[0])
     supernode = model.network.supernode
-    sent = np.array([sum(traffic[level.name].values()) for level in model.network.levels])
+    between = [{name: size for name, size in traffic[level.name].items() if name != OFFLOADED} for level in model.network.levels]
+    sent = np.array([sum(each.values()) for each in between])  # between devices
     flops = model_flops(model.layers)
     return Detail(
         step_time_s=float(times.total_s[0]) + overhead,
@@ -89,6 +96,7 @@ def detail(model: CostModel, layout: Layout) -> Detail:
         breakdown_s={name: float(value) for name, value in breakdown.items()},
         stage_bytes=tuple(dict(zip(MEMORY_TERMS, map(float, column), strict=True)) for column in peaks.T),
         traffic_gib=traffic,
+        offloaded_gib=offloaded / GIB,
         cross_supernode_share=float(sent[supernode + 1 :].sum() / sent.sum()) if sent.sum() else 0.0,
         passes=passes,
         p2p_s=float(rows.p2p_s[0]),
@@ -142,11 +150,11 @@ def _recomputed_flops(model: CostModel, table: LayoutTable) -> float:
 def _passes(model: CostModel, rows: Rows, cuts: Cuts, flow: Flow, stage: int) -> tuple[Work, float]:
     """What the passes of one row take per chunk, and what a stage saves in a step where they run in pairs."""
     pp, vpp, schedule = rows.shape
-    if schedule not in SPLIT:
+    if not by_replay(rows):
         return Work(flow.chunks.forward_s[0], flow.chunks.backward_s[0]), 0.0
     work = pass_times(model.layers, rows, cuts, flow.chunks).row(0)
-    m = int(rows.column("num_microbatches")[0])
-    return work, hidden_s(usual_schedule(schedule, pp, vpp, m, rows.problem.stack.split_backward), work, stage)
+    m, stack = int(rows.column("num_microbatches")[0]), rows.problem.stack
+    return work, hidden_s(usual_schedule(schedule, pp, vpp, m, stack.split_backward, stack.microbatch_group), work, stage)
 
 
 def _stage_components(model: CostModel, table: LayoutTable, held_chunks: Ints) -> tuple[Floats, Floats, Floats]:
@@ -165,15 +173,14 @@ def _stage_components(model: CostModel, table: LayoutTable, held_chunks: Ints) -
     return forward, backward, recompute
 
 
-def _traffic(model: CostModel, rows: Rows, cuts: Cuts, weights: tuple[float, float]) -> dict[str, dict[str, float]]:
+def _traffic(model: CostModel, rows: Rows, redone: Mapping[str, Floats], weights: Pair) -> dict[str, dict[str, float]]:
     """GiB that a used device sends one way per step (mean over devices), by level and dimension.
 
-    `weights`: dense and expert parameters on one rank of every stage, summed.
+    `weights`: dense and expert parameters on one rank of every stage, summed, (1,) each.
     """
     levels = [level.name for level in model.network.levels]
     found: dict[str, dict[str, float]] = {level: {} for level in levels}
-    dense, expert = (np.full(1, total) for total in weights)
-    for dimension, sent in sent_bytes(model, rows, layers_redone(model, rows, cuts), dense, expert):
+    for dimension, sent in sent_bytes(model, rows, redone, *weights):
         for level, amount in zip(levels, sent[:, 0], strict=True):
             if amount > 0:
                 found[level][dimension] = found[level].get(dimension, 0.0) + float(amount) / GIB

@@ -108,6 +108,7 @@ class LayerModel:
             fp8_gathers=fp8 and stack.fp8_gathers,
             gathered_logits=stack.gathered_logits,
             imbalance=self._imbalance(table.ep),
+            crossing=workload.expert_crossing,
             dispatch_bytes=stack.dispatched_bytes,
             permuted_copies=PERMUTED_AROUND_KERNEL if stack.moe_dispatcher == "flex" else PERMUTED_AROUND_COLLECTIVE,
             footprint=stack.footprint,

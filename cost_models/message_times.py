@@ -35,7 +35,7 @@ class MessageTimes:
 
     def once_s(self, message: Message) -> Floats:
         """Seconds of a message that is sent once, (n,); not to be written to."""
-        key = (message.dimension, message.collective, message.routing, np.asarray(message.bytes).tobytes())
+        key = (message.dimension, message.collective, message.routing, message.copy_bytes, np.asarray(message.bytes).tobytes())
         if key not in self._known:
             at = self.at[message.dimension]
             spoken = ((at.size > 1.0) & (np.asarray(message.bytes) > 0.0)).any()
@@ -52,7 +52,7 @@ class MessageTimes:
             kernel: Exchange | None = None
             if self.dedup:
                 kernel = "moe_dispatch" if message.collective == "dispatch" else "moe_combine"
-            return net.exchange_s(at, message.bytes, message.routing, kernel)
+            return net.exchange_s(at, message.bytes, message.routing, kernel, message.copy_bytes)
         collectives: dict[str, Callable[[Crossing, Floats], Floats]] = {
             "all_to_all": net.all_to_all_s,
             "ring": net.ring_pass_s,

@@ -16,12 +16,14 @@ import numpy as np
 from ..search_spaces.cluster import ClusterSpec, Level
 from ..search_spaces.groups import Groups
 from ..search_spaces.layout import Bools, Floats, Ints
-from .profile import Fitted, Profile
+from .profile import Fitted, Profile, together_s
 from .routing import Routing
 
 Exchange = Literal["moe_dispatch", "moe_combine"]
 EXCHANGES = ("all_to_all", "moe_dispatch", "moe_combine")
 """Collectives that reach every peer in one step."""
+EXCHANGE_SMS = 20
+"""Multiprocessors that DeepEP's kernels take unless told otherwise."""
 ROUNDING = 1e-12
 
 
@@ -75,12 +77,14 @@ class Crossing:
 class _Curves:
     """Figures of one collective on every level, (levels,); how often it passes through memory is the innermost one's to say."""
 
-    half_bytes: Floats
+    half_bytes: Floats  # what is left of them on an oversubscribed link
     gamma: Floats
     efficiency: Floats
     launch_s: Floats
     hop_s: Floats  # the library's whole hop where it was measured, else the level's latency
     local_cost: Floats
+    sm_bytes_per_s: Floats  # of a kernel that crosses the level; where that is not known, as within it, and inf without a limit
+    handling_bytes: Floats
     passes: float
 
 
@@ -88,7 +92,7 @@ class Network:
     """The levels of a cluster as a job of `devices` devices sees them, with the curves of its accelerator's profile.
 
     `scale_up` and `scale_out` are the shares of those levels' bandwidth that the stack's collectives reach, one or a column (n,);
-    p2p meets no others.
+    p2p meets no others. `backend` names the kernels of token exchanges, which have `sms` multiprocessors to copy with.
     """
 
     def __init__(
@@ -98,16 +102,20 @@ class Network:
         devices: int,
         scale_up: float | Floats = 1.0,
         scale_out: float | Floats = 1.0,
+        backend: str = "",
+        sms: int = EXCHANGE_SMS,
     ) -> None:
         self.levels: tuple[Level, ...] = cluster.levels
         self.sizes: tuple[int, ...] = cluster.allocated_sizes(devices)
         self.devices = devices
         self.supernode = [level.name for level in cluster.levels].index(cluster.supernode)
         self._profile = profile
+        self._backend, self._sms = f"_{backend}" if backend else "", sms
         shared = np.array([level.devices_per_nic for level in self.levels])
         oversubscribed = np.array([level.oversubscription for level in self.levels])
         out = np.array([[level.efficiency_profile == "scale-out"] for level in self.levels])
         self._reached = np.where(out, scale_out, scale_up)  # (levels, 1 or n)
+        self._oversubscribed = oversubscribed
         self.bandwidth = np.array([x.bandwidth_bytes_per_s.value for x in self.levels]) / shared / oversubscribed
         self.latency = np.array([level.latency_s.value for level in self.levels])
         fabrics = tuple(dict.fromkeys(level.efficiency_profile for level in self.levels))
@@ -193,20 +201,25 @@ class Network:
         """All-to-all where every rank holds `sent_bytes` for the group, its own share included, seconds (n,)."""
         return self._collective("all_to_all", at, self.all_to_all_bytes(at, sent_bytes), sent_bytes)
 
-    def exchange_s(self, at: Crossing, token_bytes: Floats, routing: Routing, kernel: Exchange | None) -> Floats:
-        """Tokens to their experts or back, `token_bytes` one copy of all of a rank's, seconds (n,).
+    def exchange_s(self, at: Crossing, token_bytes: Floats, routing: Routing, kernel: Exchange | None, copy_bytes: float) -> Floats:
+        """Tokens to their experts or back, `token_bytes` one copy of all of a rank's, `copy_bytes` of one token, seconds (n,).
 
-        `kernel`: a fused one that finds the receivers itself, or none: the library's all-to-all of every copy.
+        `kernel`: a fused one that finds the receivers itself, or none: the library's all-to-all of every copy. A fused one brings
+        every copy to its device by itself, from whichever fabric it comes.
         """
         level_bytes = self.dispatch_bytes(at, token_bytes, routing, kernel is not None)
         if kernel is None:
             return self._collective("all_to_all", at, level_bytes, np.asarray(token_bytes * routing.top_k))
-        delivered = token_bytes * routing.units_hit(at.size / at.below[self._innermost])  # through each fabric, own units' in
+        delivered = token_bytes * self._units_hit(at, routing)  # through each fabric, own units' included
         kept = np.zeros_like(delivered)
         for rows in self._fabrics:
             first = int(np.argmax(rows))
             kept[first] = np.maximum(delivered[first] - level_bytes[rows].sum(axis=0), 0.0)
-        return self._collective(kernel, at, level_bytes, delivered, kept)
+        name = f"{kernel}{self._backend}"
+        curves = self._curves(name)
+        handled = delivered[0] + token_bytes / copy_bytes * curves.handling_bytes[at.outermost]
+        copies_s = handled / (self._sms * curves.sm_bytes_per_s[at.outermost])
+        return self._collective(name, at, level_bytes, delivered, kept, copies_s)
 
     def p2p_s(self, at_level: Ints, message_bytes: Floats) -> Floats:
         """One message to a neighbour across the level of the given index, seconds (n,)."""
@@ -258,14 +271,17 @@ class Network:
         """
         if not dedup:
             return np.asarray(token_bytes * routing.top_k * at.outside / at.size)
-        inside, whole = at.below[self._innermost], at.members[self._outermost]
-        return np.asarray(token_bytes * routing.units_hit(at.size / inside) * at.outside / whole)
+        return np.asarray(token_bytes * self._units_hit(at, routing) * at.outside / at.members[self._outermost])
+
+    def _units_hit(self, at: Crossing, routing: Routing) -> Floats:
+        """Units of each level's fabric in which a token has an expert, (levels, n)."""
+        beyond = np.arange(len(self.levels)) > self.supernode
+        return routing.units_hit(at.size / at.below[self._innermost]) * np.where(beyond, routing.crossing, 1.0)[:, None]
 
     def _fastest(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
-        """The library's algorithm, or where the profile has its curve, straight to every peer at once."""
+        """The library's algorithm, or straight to every peer at once where all levels that are crossed can."""
         time_s = self._collective(name, at, level_bytes, message_bytes)
-        known = [self._profile.collective_curves(level.efficiency_profile) for level in self.levels]
-        lacks = np.array([f"{name}_direct" not in each for each in known])
+        lacks = np.array([not self._goes_straight(name, index) for index in range(len(self.levels))])
         if lacks.all():
             return time_s
         straight_s = self._collective(f"{name}_direct", at, level_bytes, message_bytes)
@@ -275,6 +291,16 @@ class Network:
         """Whether every level that a group crosses moves data on engines of its own, (n,)."""
         without = np.array([not level.offload_engine for level in self.levels])
         return np.asarray(~(at.crossed & without[:, None]).any(axis=0))
+
+    def _goes_straight(self, name: str, index: int) -> bool:
+        """Whether peers across a level are reached at once: by a curve of its own, else assumed of meshes and switches inside a
+        supernode, one hop at the library's rate and launch. A curve with a measured time per hop holds what the library does.
+        """
+        level = self.levels[index]
+        curves = self._profile.collective_curves(level.efficiency_profile)
+        if f"{name}_direct" in curves:
+            return True
+        return index <= self.supernode and level.kind in ("full_mesh", "switched") and curves[name].hop_latency_s is None
 
     def _reduces(self, level: Level) -> bool:
         return level.in_network_reduction and "all_reduce_in_network" in self._profile.collective_curves(level.efficiency_profile)
@@ -286,7 +312,7 @@ class Network:
         return self._of_collective[collective]
 
     def _read_curves(self, collective: str) -> _Curves:
-        name = collective.removesuffix("_in_network").removesuffix("_direct")
+        name = collective.removesuffix("_in_network").removesuffix("_direct").removesuffix(self._backend)
         known = [self._profile.collective_curves(level.efficiency_profile) for level in self.levels]
         fast, plain = ([each.get(which) for each in known] for which in (collective, name))
         curves = [
@@ -294,23 +320,33 @@ class Network:
             for f, p, x in zip(fast, plain, self.levels, strict=True)
         ]
         hop = np.array([c.hop_latency_s.value if c.hop_latency_s else np.nan for c in curves])
+        copying = [next((c for c in curves[index::-1] if c.sm_bytes_per_s), None) for index in range(len(curves))]
         return _Curves(
-            np.array([c.half_bytes.value for c in curves]),
+            np.array([c.half_bytes.value for c in curves]) / self._oversubscribed,
             np.array([c.gamma.value if isinstance(c.gamma, Fitted) else c.gamma for c in curves]),
             np.array([c.efficiency.value for c in curves]),
             np.array([c.launch_s.value for c in curves]),
             np.where(np.isnan(hop), self.latency, hop),
             np.array([c.local_cost.value if c.local_cost else 0.0 for c in curves]),
+            np.array([c.sm_bytes_per_s.value if c and c.sm_bytes_per_s else np.inf for c in copying]),
+            np.array([c.handling_bytes.value if c and c.handling_bytes else 0.0 for c in copying]),
             curves[0].passes,
         )
 
     def _collective(
-        self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats, kept_bytes: Floats | None = None
+        self,
+        name: str,
+        at: Crossing,
+        level_bytes: Floats,
+        message_bytes: Floats,
+        kept_bytes: Floats | None = None,
+        copies_s: Floats | None = None,
     ) -> Floats:
         """Time of the profile's CollectiveCurve with what each level carries in place of one wire figure.
 
         `message_bytes` (n,), or (levels, n) where fabrics carry messages of their own; `kept_bytes` (levels, n) stay on this side
-        of a level and are only copied: by default what the innermost does not send of the message.
+        of a level and are only copied: by default what the innermost does not send of the message. `copies_s` (n,) are what the
+        kernel's multiprocessors take.
         """
         curves = self._curves(name)
         mesh = np.minimum((at.fan - 1.0) / self._mesh_peers[:, None], 1.0)
@@ -323,13 +359,18 @@ class Network:
             copied += curves.local_cost[:, None] * kept_bytes
         rate = self.bandwidth[:, None] * self._reached * curves.efficiency[:, None]
         level_s = (level_bytes / share + copied) / rate * slow * at.crossed
-        wire = np.max(np.array([level_s[rows].sum(axis=0) for rows in self._fabrics]), axis=0)
+        links_s = np.max(np.array([level_s[rows].sum(axis=0) for rows in self._fabrics]), axis=0)
+        kernel_s = links_s if copies_s is None else together_s(links_s, copies_s)
         delay = (self._hops(name, at, curves.passes) * curves.hop_s[:, None]).sum(axis=0)
-        return np.where((at.size > 1) & (level_bytes.sum(axis=0) > 0), curves.launch_s[at.outermost] + delay + wire, 0.0)
+        return np.where(
+            (at.size > 1) & (level_bytes.sum(axis=0) > 0),
+            curves.launch_s[at.outermost] + delay + kernel_s,
+            0.0,
+        )
 
     def _hops(self, name: str, at: Crossing, passes: float) -> Floats:
         """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree."""
-        if name in EXCHANGES or name.endswith("_direct"):
+        if name.removesuffix(self._backend) in EXCHANGES or name.endswith("_direct"):
             return passes * at.crossed.astype(np.float64)
         ring = at.fan - 1.0
         return passes * np.where(self._ring_kind, ring, np.minimum(ring, at.tree_steps))

@@ -43,6 +43,7 @@ class Factors:
     fp8_gathers: bool = False
     gathered_logits: bool = False
     imbalance: float | Floats = 1.0
+    crossing: float = 1.0  # tokens that leave a supernode over those under even routing
     dispatch_bytes: float = BF16
     permuted_copies: float = 4.0  # reads and writes of the routed tokens on either side of the experts
     footprint: Footprint = field(default_factory=Footprint)
@@ -75,10 +76,10 @@ class Factors:
 class Message:
     """One collective of a dimension: the bytes of its buffer, and how often forward and backward send it.
 
-    "dispatch" and "combine" carry one copy of a rank's tokens to their experts and back, as `routing` spreads them. A "ring" passes
-    every rank's buffer on from neighbour to neighbour until all have seen it. A `beside` message runs while the kernels of its own
-    operator do (ring attention) and exposes the rest; one `beside_wgrad` can run while its operator's weight gradient is computed;
-    a `hidden` one costs traffic but no time.
+    "dispatch" and "combine" carry one copy of a rank's tokens, `copy_bytes` each, to their experts and back, as `routing` spreads
+    them. A "ring" passes every rank's buffer on from neighbour to neighbour until all have seen it. A `beside` message runs while
+    the kernels of its own operator do (ring attention) and exposes the rest; one `beside_wgrad` can run while its operator's weight
+    gradient is computed; a `hidden` one costs traffic but no time.
     """
 
     dimension: Literal["tp", "cp", "ep", "etp"]
@@ -87,6 +88,7 @@ class Message:
     forward: float | Floats = 1.0
     backward: float | Floats = 1.0
     routing: Routing | None = None
+    copy_bytes: float = 0.0
     beside: bool = False
     beside_wgrad: bool = False
     hidden: bool = False

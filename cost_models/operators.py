@@ -197,12 +197,13 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
     first = w * (2 if mlp.gated else 1)
     copies = BF16 * routed * width
     limit, groups = (mlp.routing_groups_topk, mlp.routing_groups) if mlp.routing_groups > 1 else (None, 1)
-    routing, sent = Routing(mlp.top_k, mlp.experts, limit, groups), t * width * f.imbalance
+    routing, sent = Routing(mlp.top_k, mlp.experts, limit, groups, f.crossing), t * width * f.imbalance
     back = 1.0 if f.dispatch_bytes == BF16 else 0.0  # gradients go back as they are combined, whatever tokens are cast to
-    dispatch: tuple[Message, ...] = (Message("ep", "dispatch", f.dispatch_bytes * sent, 1.0, back, routing),)
+    narrow, wide = f.dispatch_bytes * width, BF16 * width
+    dispatch: tuple[Message, ...] = (Message("ep", "dispatch", f.dispatch_bytes * sent, 1.0, back, routing, narrow),)
     if not back:
-        dispatch += (Message("ep", "combine", BF16 * sent, 0.0, 1.0, routing),)
-    combine = Message("ep", "combine", BF16 * sent, 1.0, 1.0, routing)
+        dispatch += (Message("ep", "combine", BF16 * sent, 0.0, 1.0, routing, wide),)
+    combine = Message("ep", "combine", BF16 * sent, 1.0, 1.0, routing, wide)
     etp_gather = Message("etp", "all_gather", copies, 1.0, 1.0)
     etp_scatter = Message("etp", "reduce_scatter", copies, 1.0, 1.0)
     operators = [
@@ -237,7 +238,7 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
             n=first,
             k=width,
             groups=experts,
-            saved_bytes=BF16 * routed * first,
+            saved_bytes=f.footprint.expert_inner_bytes * routed * first,
         ),
         *_clamp(mlp, routed * w, f),
         activation("experts_act", routed * first, routed * w, mlp.gated, f, MOE | MOE_ACT),

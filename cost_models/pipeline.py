@@ -9,23 +9,20 @@ Stages may come one by one, (n, pp·vpp), or with vpp = 1 as runs of equal conse
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from .interleaved_replay import REPLAYED_GROUPS, extended, replay_program, whole_program
 from .one_f_one_b import last_backward_ends_s
-from .timeline import BACKWARD, FORWARD, GPIPE, INTERLEAVED, ONE_F_ONE_B, WHOLE, Floats, Ints, build_schedule, check_schedule
+from .timeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, WHOLE, Floats, Ints, check_schedule
 
 Number = float | int | npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
 BLOCK_ROWS = 2048
 """Rows that are replayed together: their state stays in the cache."""
-FEW_ROWS = 8
-"""Rows up to which each is replayed in plain numbers."""
-REPLAYED_GROUPS = 12
-"""Groups of pp micro-batches of an interleaved schedule that are replayed; beyond, a further group costs what the last two did."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +41,11 @@ class PipelineTime:
 
 
 def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: Number, stage: Number) -> Ints:
-    """Most (micro-batch, chunk) activations that a stage holds at once; broadcasts (Korthikanti et al., arXiv 2205.05198)."""
+    """Most (micro-batch, chunk) activations that a stage holds at once; broadcasts (Korthikanti et al., arXiv 2205.05198).
+
+    Where Megatron-Core pairs passes to hide the exchange of tokens, one more forward warms up and none is added: layer by layer the
+    forward of a pair saves what its backward frees (its TransformerModelChunkSchedulePlan.run).
+    """
     m, s = np.asarray(num_microbatches, dtype=np.int64), np.asarray(stage, dtype=np.int64)
     if schedule == GPIPE:
         return m + 0 * s
@@ -279,9 +280,9 @@ def _interleaved_ends_s(pp: int, vpp: int, forward: Floats, backward: Floats, p2
         for block in (rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)):
             f, b, c = np.ascontiguousarray(forward[block].T), np.ascontiguousarray(backward[block].T), p2p[block]
             if count <= limit:
-                ends[block] = _replay(_program(INTERLEAVED, pp, vpp, count), pp, f, b, c)[0].T
+                ends[block] = replay_program(whole_program(INTERLEAVED, pp, vpp, count), pp, f, b, c)[0].T
             else:
-                ends[block] = _extended(pp, vpp, m[block], f, b, c).T
+                ends[block] = extended(pp, vpp, m[block], f, b, c).T
     return ends
 
 
@@ -329,155 +330,3 @@ def _after(seconds: Floats) -> Floats:
 def _total(seconds: Floats) -> Floats:
     """Of all chunks and stages, (n,)."""
     return np.asarray(seconds.reshape(-1, seconds.shape[-1]).sum(axis=0))
-
-
-Pass = tuple[int, int, int, int, int]
-"""Stage, kind, chunk, and the message, or its slot, that a pass reads and the one that it writes; −1 for none."""
-
-
-@dataclass(frozen=True)
-class _Program:
-    """Passes, each after those it waits for, as they are replayed: the `common` ones, then those of every way to go on, if any."""
-
-    slots: int
-    common: tuple[Pass, ...]
-    ways: tuple[tuple[Pass, ...], ...] = ()
-
-
-@dataclass
-class _Slots:
-    """Deals messages to slots, which are used again once they are read; those below `kept` are left to others."""
-
-    count: int = 0
-    of: dict[int, int] = field(default_factory=dict)
-    kept: int = 0
-    unused: list[int] = field(default_factory=list)
-
-    def dealt(self, passes: list[Pass]) -> tuple[Pass, ...]:
-        found = []
-        for stage, kind, chunk, message, sent in passes:
-            read = write = -1
-            if message >= 0:
-                read = self.of[message]
-                if read >= self.kept:
-                    self.unused.append(read)
-            if sent >= 0:
-                if not self.unused:
-                    self.unused.append(self.count)
-                    self.count += 1
-                write = self.of[sent] = self.unused.pop()
-            found.append((stage, kind, chunk, read, write))
-        return tuple(found)
-
-
-def _passes(schedule: str, pp: int, vpp: int, num_microbatches: int) -> list[Pass]:
-    """The passes of a schedule with their messages, each after what it waits for; these count micro-batch by micro-batch."""
-    order = build_schedule(schedule, pp, vpp, num_microbatches)
-    kind, chunk, taken, made = (each[order.sequence] for each in (order.kind, order.chunk, *order.wires))
-    taken = np.where((kind == BACKWARD) & (chunk == order.chunks - 1), -1, taken)  # the way back begins where the other one ends
-    made = np.where(chunk == np.where(kind == FORWARD, order.chunks - 1, 0), -1, made)
-    m, each_one = num_microbatches, 2 * order.chunks
-    named = (np.where(number < 0, -1, number % m * each_one + number // m) for number in (taken, made))
-    return list(zip(*(each.tolist() for each in (order.sequence[0], kind, chunk, *named)), strict=True))
-
-
-@lru_cache(maxsize=128)
-def _program(schedule: str, pp: int, vpp: int, num_microbatches: int) -> _Program:
-    """A schedule from its begin to its end."""
-    slots = _Slots()
-    passes = slots.dealt(_passes(schedule, pp, vpp, num_microbatches))
-    return _Program(slots.count, passes)
-
-
-@lru_cache(maxsize=64)
-def _branching(pp: int, vpp: int, fewer: int, more: int) -> _Program:
-    """What interleaved schedules of `fewer` and of `more` micro-batches begin with alike, and how each goes on, in this order."""
-    short, long = (_passes(INTERLEAVED, pp, vpp, count) for count in (fewer, more))
-    ahead = [[one for one in reversed(short) if one[0] == stage] for stage in range(pp)]
-    alike: list[Pass] = []
-    apart: list[Pass] = []
-    sent = {-1}
-    for one in long:
-        left = ahead[one[0]]
-        if left and left[-1] == one and one[3] in sent:
-            sent.add(one[4])
-            alike.append(left.pop())
-        else:
-            left.clear()  # from here on the stage goes another way
-            apart.append(one)
-    met = set(alike)
-    slots = _Slots()
-    common = slots.dealt(alike)
-    waiting = dict(slots.of)
-    going_on = slots.dealt(apart)
-    ending = _Slots(slots.count, waiting, kept=slots.count)  # it leaves what it reads to the other way
-    ended = ending.dealt([one for one in short if one not in met])
-    return _Program(ending.count, common, (ended, going_on))
-
-
-def _replay(program: _Program, pp: int, forward: Floats, backward: Floats, p2p: Floats) -> list[Floats]:
-    """(pp, n) end of each stage's last pass, a backward, for each way that the program goes on; chunks are rows: (pp·vpp, n)."""
-    rows = forward.shape[1]
-    if rows <= FEW_ROWS:
-        columns = zip(forward.T.tolist(), backward.T.tolist(), p2p.tolist(), strict=True)
-        each = [_replay_one(program, pp, *column) for column in columns]
-        return [np.array(ends).reshape(-1, pp).T for ends in zip(*each, strict=True)]
-    free, message = np.zeros((pp, rows)), [np.empty(rows) for _ in range(program.slots)]
-    durations = (list(forward), list(backward))
-    _run(program.common, free, message, durations, p2p)
-    ends = [free, *(free.copy() for _ in program.ways[1:])]
-    for way, own in zip(program.ways, reversed(ends), strict=False):
-        _run(way, own, message, durations, p2p)
-    return ends[::-1]
-
-
-def _run(
-    passes: tuple[Pass, ...],
-    free: Floats,
-    message: list[Floats],
-    durations: tuple[list[Floats], list[Floats]],
-    p2p: Floats,
-) -> None:
-    """Replays passes of all rows on what was `free` and sent before them."""
-    for stage, kind, chunk, read, write in passes:
-        end = free[stage]
-        if read >= 0:
-            np.maximum(end, message[read], out=end)
-        end += durations[kind][chunk]
-        if write >= 0:
-            np.add(end, p2p, out=message[write])
-
-
-def _replay_one(program: _Program, pp: int, forward: list[float], backward: list[float], p2p: float) -> list[list[float]]:
-    """The same of one row in plain numbers, which a pass takes a tenth of the time for."""
-    free, message, durations = [0.0] * pp, [0.0] * program.slots, (forward, backward)
-    _run_one(program.common, free, message, durations, p2p)
-    ends = [free, *(list(free) for _ in program.ways[1:])]
-    for way, own in zip(program.ways, reversed(ends), strict=False):
-        _run_one(way, own, message, durations, p2p)
-    return ends[::-1]
-
-
-def _run_one(
-    passes: tuple[Pass, ...], free: list[float], message: list[float], durations: tuple[list[float], list[float]], p2p: float
-) -> None:
-    for stage, kind, chunk, read, write in passes:
-        end = free[stage]
-        if read >= 0 and message[read] > end:
-            end = message[read]
-        end += durations[kind][chunk]
-        free[stage] = end
-        if write >= 0:
-            message[write] = end + p2p
-
-
-def _extended(pp: int, vpp: int, m: Ints, forward: Floats, backward: Floats, p2p: Floats) -> Floats:
-    """(pp, n) interleaved ends of many groups: one more costs what the last two replayed did, and no less than the fullest stage.
-
-    Two, because chunks that differ can lock stages into a rhythm of two groups. Both replays begin alike, and are one that far.
-    """
-    program = _branching(pp, vpp, (REPLAYED_GROUPS - 2) * pp, REPLAYED_GROUPS * pp)
-    fewer, replayed = _replay(program, pp, forward, backward, p2p)
-    group = (replayed[0] - fewer[0]) / 2
-    fullest = pp * (forward + backward).reshape(vpp, pp, -1).sum(axis=0).max(axis=0)
-    return np.asarray(replayed + (m // pp - REPLAYED_GROUPS) * np.maximum(group, fullest))

@@ -31,6 +31,9 @@ FITS = "fits.yaml"
 Z95 = 1.96
 DEFAULT = "default"  # the profile of accelerators that nobody has measured
 
+SHARPNESS = 4.0
+"""How sharply a kernel turns from what its multiprocessors copy to what the links carry: the times' norm of that order."""
+
 PRECISION_ALIASES = {"fp16": "bf16", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 """Precisions that run on the tensor-core path of another one and share its curve."""
 
@@ -112,7 +115,11 @@ class CollectiveCurve(Frozen):
 
     `wire` is what one device sends, `message` the collective's buffer S. A byte of S that stays on its device is still copied
     (all-gather, reduce-scatter, all-to-all: S/n of it, one pass; all-reduce: 2S/n, two passes) at `local_cost` of a sent one.
-    `hop_latency_s` is the whole time per hop, the library's part and the wire's, read off small messages.
+    `hop_latency_s` is the whole time per hop, the library's part and the wire's, read off small messages. `half_bytes` belong to
+    the adapter's bandwidth: of links that are oversubscribed, fewer bytes fill the wait, by as much.
+
+    Kernels that copy by themselves reach `sm_bytes_per_s` per multiprocessor given to them, over all copies of a token and
+    `handling_bytes` more for each token; the two times, theirs and the links', join as `together_s` says.
     """
 
     efficiency: Efficiency
@@ -121,6 +128,8 @@ class CollectiveCurve(Frozen):
     launch_s: Fitted
     hop_latency_s: Fitted | None = None
     local_cost: Fitted | None = None
+    sm_bytes_per_s: Fitted | None = None
+    handling_bytes: Fitted | None = None
     passes: Literal[1, 2] = 1
 
 
@@ -187,7 +196,7 @@ class Profile(Frozen):
     level's `efficiency_profile` ("scale-up", "scale-out") and then by collective: all_reduce, all_gather, reduce_scatter,
     all_to_all, p2p, and where known those that end in _direct (to every peer at once, in one hop), all_reduce_in_network (switches
     reduce; wire = S), moe_dispatch and moe_combine (fused token exchange; wire and message count each token once per destination
-    device).
+    device), and those with a kernel's name behind (_deepep) where it is another one than most stacks run on the accelerator.
     """
 
     accelerator: str
@@ -284,17 +293,27 @@ def load_profile(accelerator_name: str, path: str | None = None, fits: bool = Tr
     figure (value, low, high, source) is replaced whole. Raises InputError on unreadable or malformed files. Between the two lie
     the stacks' figures of `fits.yaml`, which were fitted to published runs; without `fits` the documented ones hold.
     """
+    if path is None:
+        return _shipped_profile(accelerator_name, fits)
+    _, data = _shipped_figures(accelerator_name, fits)
+    return to_record(Profile, _merged(data, read_document(Path(path))), path)
+
+
+@cache
+def _shipped_profile(accelerator_name: str, fits: bool) -> Profile:
+    family, data = _shipped_figures(accelerator_name, fits)
+    return to_record(Profile, data, f"profile {family}")
+
+
+def _shipped_figures(accelerator_name: str, fits: bool) -> tuple[str, dict[str, Any]]:
+    """The family of an accelerator, and what ships with the package of it."""
     shipped = resources.files(__package__) / "profiles"
     names = [file.name.removesuffix(".yaml") for file in shipped.iterdir() if file.name.endswith(".yaml")]
     name = accelerator_name.lower()
     family = max((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=DEFAULT)
     shared = _shipped("profiles", f"{family}.yaml", f"profile {family}").get("curves_of", family)
     data = {**_shipped("profiles", f"{shared}.yaml", f"profile {shared}"), "accelerator": accelerator_name}
-    if fits:
-        data = _merged(data, _shipped(".", FITS, FITS))
-    if path is not None:
-        data = _merged(data, read_document(Path(path)))
-    return to_record(Profile, data, path or f"profile {family}")
+    return family, _merged(data, _shipped(".", FITS, FITS)) if fits else data
 
 
 @cache
@@ -352,6 +371,13 @@ def collective_s(
     ramp = (curve.half_bytes.value / np.where(sent, message, 1.0)) ** curve.gamma.value
     time_s = curve.launch_s.value + np.asarray(hops, dtype=np.float64) * hop_s + moved / rate * (1.0 + ramp)
     return _where(sent, time_s)
+
+
+def together_s(links_s: ArrayLike, copies_s: ArrayLike) -> FloatArray:
+    """Seconds of a kernel whose copies feed the links as it goes: of the slower one, somewhat more where both take as long."""
+    slower, faster = np.maximum(links_s, copies_s), np.minimum(links_s, copies_s)
+    ratio = faster / np.where(slower > 0, slower, 1.0)
+    return np.asarray(slower * (1.0 + ratio**SHARPNESS) ** (1.0 / SHARPNESS), dtype=np.float64)
 
 
 def _where(condition: NDArray[np.bool_], time_s: FloatArray) -> FloatArray:

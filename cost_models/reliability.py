@@ -8,7 +8,7 @@ interval for restart dumps", FGCS 22(3), 2006.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,8 +25,12 @@ Values = float | Floats | Ints
 
 def unit_counts(cluster: ClusterSpec, devices: Values) -> tuple[Values, Values, Values]:
     """Devices, servers and supernodes of a job, a unit being filled before the next is begun; broadcasts."""
-    supernode = next(level.size or 1 for level in cluster.levels if level.name == cluster.supernode)
-    return devices, -(-devices // server_size(cluster)), -(-devices // supernode)
+    return devices, -(-devices // server_size(cluster)), -(-devices // supernode_size(cluster))
+
+
+def supernode_size(cluster: ClusterSpec) -> int:
+    """Devices of a supernode."""
+    return next(level.size or 1 for level in cluster.levels if level.name == cluster.supernode)
 
 
 def server_size(cluster: ClusterSpec) -> int:
@@ -35,11 +39,17 @@ def server_size(cluster: ClusterSpec) -> int:
     return next(named, None) or cluster.levels[0].size or 1
 
 
-def failure_rate(cluster: ClusterSpec, devices: Values) -> Floats | None:
-    """Failures per second of jobs on so many devices, of devices, servers and supernodes together; None where no rate is known."""
+def failure_rates(cluster: ClusterSpec, devices: Values) -> dict[str, Floats]:
+    """Failures per second of jobs on so many devices, by the names of the rates that are known."""
     counts = dict(zip(RATES, unit_counts(cluster, devices), strict=True))
-    known = [figure.value * counts[name] for name, figure in rates(cluster).items()]
-    return np.asarray(sum(known[1:], known[0]) / SECONDS_PER_YEAR, dtype=np.float64) if known else None
+    known = {name: figure.value * np.asarray(counts[name]) / SECONDS_PER_YEAR for name, figure in rates(cluster).items()}
+    return {name: np.asarray(rate, dtype=np.float64) for name, rate in known.items()}
+
+
+def failure_rate(cluster: ClusterSpec, devices: Values) -> Floats | None:
+    """The same of devices, servers and supernodes together; None where no rate is known."""
+    known = list(failure_rates(cluster, devices).values())
+    return np.asarray(np.sum(known, axis=0)) if known else None
 
 
 def rates(cluster: ClusterSpec) -> dict[str, Figure]:
@@ -99,69 +109,32 @@ def lost_share(interval_s: float, save_s: float, mtbf_s: float, restart_s: float
     return 1.0 - interval_s / spent
 
 
-def time_over_work(save_s: Values, drain_s: Values, restart_s: Values, mtbf_s: Values) -> Floats:
-    """Expected time over training time at the best interval, 1 or more; broadcasts.
+def time_over_work(interval_s: Values, save_s: Values, failure_s: Values, mtbf_s: Values) -> Floats:
+    """Expected time over training time, 1 or more, work being saved every `interval_s`; broadcasts.
 
-    Daly's equation 20 at `kept_interval_s`. A checkpoint counts only once it has drained to where a failure cannot reach it. With
-    intervals of T+C between failures M apart, E⌊(X−D)/(T+C)⌋⁺ = e^(−D/M)/(e^((T+C)/M) − 1) of them count: the drain D weighs
-    exactly as if restarts took that much longer.
+    Daly's equation 20. `failure_s` is what a failure takes beside the work since the last save: coming back, and what a checkpoint
+    takes to drain to where the failure cannot reach it, since it counts only then. With intervals of T+C between failures M apart,
+    E⌊(X−D)/(T+C)⌋⁺ = e^(−D/M)/(e^((T+C)/M) − 1) of them count: the drain D weighs exactly as if restarts took that much longer.
     """
-    interval, save, mtbf = np.broadcast_arrays(kept_interval_s(save_s, drain_s, mtbf_s), save_s, mtbf_s)
+    interval, save, mtbf = np.broadcast_arrays(interval_s, save_s, mtbf_s)
     whole = np.where(interval > 0, interval, 1.0)
     per_work = np.where(interval > 0, mtbf * np.expm1(np.minimum((interval + save) / mtbf, 500.0)) / whole, 1.0)
-    return np.asarray(per_work * np.exp(np.minimum((np.asarray(restart_s) + drain_s) / mtbf, 100.0)))
+    return np.asarray(per_work * np.exp(np.minimum(np.asarray(failure_s) / mtbf, 100.0)))
+
+
+def weighed_s(seconds: Sequence[Values], shares: Sequence[Values], mtbf_s: Values) -> Floats:
+    """The one duration R that weighs in `time_over_work` as those of several kinds of failure do: e^(−R/M) = Σ share·e^(−R_k/M).
+
+    Exact for drains. For coming back, a failure meanwhile is taken to begin it anew as a failure of its own kind would.
+    """
+    mtbf = np.asarray(mtbf_s)
+    kinds = [share * np.exp(-np.minimum(each / mtbf, 100.0)) for each, share in zip(seconds, shares, strict=True)]
+    return np.asarray(-mtbf * np.log(np.minimum(np.sum(kinds, axis=0), 1.0)))
 
 
 def kept_interval_s(save_s: Values, drain_s: Values, mtbf_s: Values) -> Floats:
     """The best interval, no shorter than a checkpoint takes to drain: the next one would wait for it; broadcasts."""
     return np.asarray(np.maximum(best_interval_s(save_s, mtbf_s), drain_s))
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """What saving, draining and coming back take on a cluster: seconds per byte of a device, and the fixed part.
-
-    `copy_bytes_per_s` is a device's way to its host's memory, `store_bytes_per_s` its share of the distributed storage,
-    `spread_bytes_per_s` what it receives of other devices once states have been read; `restart_s` detection, rescheduling and
-    start-up.
-    """
-
-    copy_bytes_per_s: float
-    store_bytes_per_s: float
-    spread_bytes_per_s: float
-    restart_s: float
-    told: tuple[tuple[str, Figure], ...]  # the figures behind it, by name
-
-    @classmethod
-    def of(cls, cluster: ClusterSpec) -> Recovery | None:
-        """That of a cluster; None where its YAML lacks `storage` or `failures.restart_s`."""
-        if cluster.storage is None or cluster.failures.restart_s is None:
-            return None
-        told = {
-            **{f"failures {name}": figure for name, figure in rates(cluster).items()},
-            "failures restart_s": cluster.failures.restart_s,
-            "storage bandwidth_bytes_per_s": cluster.storage.bandwidth_bytes_per_s,
-        }
-        return cls(
-            cluster.host_link.bandwidth_bytes_per_s.value,
-            cluster.storage.bandwidth_bytes_per_s.value,
-            cluster.levels[-1].bandwidth_bytes_per_s.value,
-            cluster.failures.restart_s.value,
-            tuple(told.items()),
-        )
-
-    def save_s(self, resident_bytes: Values) -> Floats:
-        """Seconds that training waits for a save: the fullest device's states go to its host, but for those that are there."""
-        return np.asarray(np.asarray(resident_bytes) / self.copy_bytes_per_s)
-
-    def drain_s(self, state_bytes: Values, devices: Values) -> Floats:
-        """Seconds until the host's copy is in the storage, all devices writing their share of it, training going on."""
-        return np.asarray(np.asarray(state_bytes) / (self.store_bytes_per_s * np.asarray(devices)))
-
-    def back_s(self, state_bytes: Values, held_bytes: Values, devices: Values) -> Floats:
-        """Seconds from a failure to the next step: restart, one read of the states, and their way to all that hold them."""
-        read = self.drain_s(state_bytes, devices)
-        return np.asarray(self.restart_s + read + np.asarray(held_bytes) / self.spread_bytes_per_s)
 
 
 def spares(failures_per_day: float, repair_days: float, confidence: float = 0.99) -> int:

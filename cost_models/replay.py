@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..search_spaces.vocabulary import V_SHAPED
-from .schedules import KINDS, NONE, PAIRED, SPLIT, Floats, Ints, Schedule, equal_groups, usual_schedule
+from .schedules import BACKWARD, INPUT, KINDS, NONE, PAIRED, SPLIT, Floats, Ints, Schedule, group_size, usual_schedule
 from .timeline import Work
 
 REPLAYED_TURNS = 16
@@ -23,10 +23,14 @@ LOCKED_TURNS = 4
 
 @dataclass(frozen=True)
 class Step:
-    """One pass of a program, or two that run together: stage, duration, message slots that are read and that are written."""
+    """One pass of a program, or two that run together: stage, duration, message slots that are read and that are written.
+
+    `chunk` is that of a backward alone, whose recompute may come before its messages, else NONE.
+    """
 
     stage: int
     duration: int
+    chunk: int
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
@@ -44,8 +48,12 @@ class Program:
     pairs: tuple[tuple[int, int], ...]
 
     def durations(self, work: Work) -> list[Floats]:
-        """Seconds of every duration, (n,) each."""
+        """Seconds of every duration, (n,) each, less what of it may come before its messages."""
         alone = [work.of(kind, chunk) for kind in KINDS for chunk in range(self.schedule.chunks)]
+        if work.early_s is not None:
+            for kind in (BACKWARD, INPUT):
+                for chunk, early_s in enumerate(work.early_s):
+                    alone[kind * self.schedule.chunks + chunk] = alone[kind * self.schedule.chunks + chunk] - early_s
         return [*alone, *(work.of_pair(forward, backward) for forward, backward in self.pairs)]
 
 
@@ -58,6 +66,8 @@ def ends_s(schedule: Schedule, work: Work, p2p_s: Floats) -> Floats:
     message = np.empty((program.slots, rows))
     for step in program.steps:
         end = free[step.stage]
+        if work.early_s is not None and step.chunk != NONE:
+            end += work.early_s[step.chunk]
         for slot in step.reads:
             np.maximum(end, message[slot], out=end)
         end += durations[step.duration]
@@ -67,20 +77,19 @@ def ends_s(schedule: Schedule, work: Work, p2p_s: Floats) -> Floats:
 
 
 def stage_ends_s(
-    name: str, pp: int, vpp: int, work: Work, p2p_s: Floats, num_microbatches: Ints, split_backward: bool = True
+    name: str, pp: int, vpp: int, work: Work, p2p_s: Floats, num_microbatches: Ints, split_backward: bool = True, group: int = 0
 ) -> Floats:
-    """The same for rows of any number of micro-batches, (pp, n): exact up to REPLAYED_TURNS of them per stage.
-
-    Beyond, one more costs what it did over the last turns.
+    """The same for rows of any number of micro-batches, (pp, n): exact up to REPLAYED_TURNS of them per stage, or as many turns of
+    whole groups. Beyond, one more costs what it did over the last turns. `group` is the one that the stack asks for, 0 for none.
     """
     found = np.empty((pp, len(num_microbatches)))
     for count in np.unique(num_microbatches).tolist():
         rows = np.flatnonzero(num_microbatches == count)
         mine, edges = _taken(work, rows), p2p_s[rows]
-        fewer, turn = reduced(name, pp, count), LOCKED_TURNS * pp
-        last = ends_s(usual_schedule(name, pp, vpp, fewer, split_backward), mine, edges)
+        fewer, turn = reduced(name, pp, count, group), _turn(name, pp, count, group)
+        last = ends_s(usual_schedule(name, pp, vpp, fewer, split_backward, group), mine, edges)
         if fewer < count:
-            before = ends_s(usual_schedule(name, pp, vpp, fewer - turn, split_backward), mine, edges)
+            before = ends_s(usual_schedule(name, pp, vpp, fewer - turn, split_backward, group), mine, edges)
             last = last + (last - before) * ((count - fewer) // turn)
         found[:, rows] = last
     return found
@@ -100,12 +109,19 @@ def least_s(name: str, pp: int, num_microbatches: Ints, totals: Work, p2p_s: Flo
     return np.asarray(np.maximum(num_microbatches * (forward + backward - hidden) / pp, through), dtype=np.float64)
 
 
-def reduced(name: str, pp: int, num_microbatches: int) -> int:
-    """Micro-batches whose replay tells that of more, whole turns apart: the same number where they are few or in odd groups."""
-    if equal_groups(name, pp, num_microbatches) is not None:
+def reduced(name: str, pp: int, num_microbatches: int, group: int = 0) -> int:
+    """Micro-batches whose replay tells that of more, whole turns apart: the same number where they are few or in equal rounds."""
+    if group_size(name, pp, num_microbatches, group) not in (None, group):
         return num_microbatches
-    turn = LOCKED_TURNS * pp
-    return num_microbatches - max(0, -(-(num_microbatches - REPLAYED_TURNS * pp) // turn)) * turn
+    turn = _turn(name, pp, num_microbatches, group)
+    kept = REPLAYED_TURNS // LOCKED_TURNS * turn
+    return num_microbatches - max(0, -(-(num_microbatches - kept) // turn)) * turn
+
+
+def _turn(name: str, pp: int, num_microbatches: int, group: int) -> int:
+    """Micro-batches of the fewest whole groups that are LOCKED_TURNS per stage."""
+    size = group_size(name, pp, num_microbatches, group) or pp
+    return -(-LOCKED_TURNS * pp // size) * size
 
 
 def _taken(work: Work, rows: Ints) -> Work:
@@ -115,10 +131,10 @@ def _taken(work: Work, rows: Ints) -> Work:
         return None if values is None else np.ascontiguousarray(values[:, rows])
 
     exchange = None if work.exchange_s is None else (work.exchange_s[0][:, rows], work.exchange_s[1][:, rows])
-    return Work(work.forward_s[:, rows], work.backward_s[:, rows], of(work.weight_s), exchange)
+    return Work(work.forward_s[:, rows], work.backward_s[:, rows], of(work.weight_s), exchange, of(work.early_s))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # as large as their schedules
 def _program(schedule: Schedule) -> Program:
     """Messages between stages get a slot when they are sent and give it back when they are read."""
     kind, chunk = schedule.kind.tolist(), schedule.chunk.tolist()
@@ -146,7 +162,8 @@ def _program(schedule: Schedule) -> Program:
         if len(together) == 2:
             chunks = chunk[stage][together[0]], chunk[stage][together[1]]
             duration = len(KINDS) * schedule.chunks + pairs.setdefault(chunks, len(pairs))
-        steps.append(Step(stage, duration, tuple(reads), tuple(writes)))
+        alone = len(together) == 1 and kind[stage][together[0]] in (BACKWARD, INPUT)
+        steps.append(Step(stage, duration, chunk[stage][together[0]] if alone else NONE, tuple(reads), tuple(writes)))
     return Program(schedule, tuple(steps), slots, tuple(pairs))
 
 

@@ -14,12 +14,14 @@ class Routing:
     """A token goes to `top_k` distinct ones of `experts`, every set as likely as any other.
 
     Node-limited routing draws them from `limit` of the `groups` that experts are dealt to in equal runs (arXiv 2412.19437, 2.1.2).
+    Of the supernodes that a token would so go to it goes to the share `crossing`, where experts chosen together sit together.
     """
 
     top_k: int
     experts: int
     limit: int | None = None
     groups: int = 1
+    crossing: float = 1.0
 
     def units_hit(self, units: Floats) -> Floats:
         """Of `units` (…) that hold the experts in equal runs, how many hold at least one of a token's, on average."""

@@ -243,6 +243,11 @@ class Rows:
         """To step those that lie on the host."""
         return self._pair("offload_s")
 
+    @property
+    def offloaded_bytes(self) -> Pair:
+        """What of their states leaves the device in a step."""
+        return self._pair("offloaded_bytes")
+
     @cached_property
     def communicator_bytes(self) -> Floats:
         """Buffers of the communicators that a rank belongs to."""

@@ -25,8 +25,10 @@ from .runs import (
     CORE_OR_HALF,
     HALF_OF_LAYERS,
     HYBRID,
+    MC2,
     ROWWISE,
     SELECTIVE,
+    UNFUSED_ELEMENTWISE,
     WHOLE_STEP,
     Run,
     Unpriceable,
@@ -88,11 +90,11 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     cluster = _cluster(cluster_name, run.count("domain_size"))
     if precision not in cluster.accelerator.peak_flops:
         raise Unpriceable(f"{cluster.accelerator.name} has no {precision} rate")
-    stack, of_stack = _stack_of(run, cluster)
     seq_len, devices = run.needed("seq_len"), run.needed("num_accelerators")
     if devices > MOST_DEVICES:
         raise Unpriceable(f"more devices than {MOST_DEVICES}")
     model, of_model = model_of(run, shapes, seq_len)
+    stack, of_stack = _stack_of(run, cluster, model.is_moe)
     try:
         problem = Problem(model=model, cluster=cluster, devices=devices, stack=stack, workload=_workload(run, seq_len, precision))
         layout = _layout(run, problem)
@@ -149,7 +151,7 @@ def _cluster(name: str, domain_size: int | None) -> ClusterSpec:
     return cluster.model_copy(update={"levels": (*cluster.levels[:place], level, *above)})
 
 
-def _stack_of(run: Run, cluster: ClusterSpec) -> tuple[Stack, tuple[str, ...]]:
+def _stack_of(run: Run, cluster: ClusterSpec, moe: bool) -> tuple[Stack, tuple[str, ...]]:
     """The run's stack, and what was assumed where its software is not known by name."""
     found = meaning("stack", stack_words(run))
     name = cluster.default_stack if found == "default" else found.removeprefix("~")
@@ -161,9 +163,13 @@ def _stack_of(run: Run, cluster: ClusterSpec) -> tuple[Stack, tuple[str, ...]]:
         name,
         off,
         meaning("moe_dispatcher", _dispatcher(run)),
+        meaning("flex_backend", run.text("moe_dispatcher")),
         meaning("cuda_graphs", run.text("cuda_graphs")),
         meaning("compiled", run.text("notes")) == "yes",
         meaning("scales", run.text("precision")) == ROWWISE,
+        meaning("kernels", f"{run.text('software')} | {run.text('comm_overlap')}"),
+        meaning("attention", f"{run.text('software')} | {run.text('model')}") == "unfused",
+        moe,
     )
     return stack, (f"stack {name} assumed, {why}: {software}",) if why else ()
 
@@ -175,18 +181,37 @@ def _dispatcher(run: Run) -> str:
 
 
 @cache
-def _stack(name: str, off: tuple[str, ...], dispatcher: str, graphs: str, compiled: bool = True, rowwise: bool = False) -> Stack:
+def _stack(
+    name: str,
+    off: tuple[str, ...],
+    dispatcher: str,
+    backend: str,
+    graphs: str,
+    compiled: bool = True,
+    rowwise: bool = False,
+    kernels: str = "",
+    unfused_attention: bool = False,
+    moe: bool = False,
+) -> Stack:
     """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, graphs over modules or the whole step, its
-    elementwise kernels apart where PyTorch did not compile them, and operands cast anew for every GEMM where scales are by row.
+    elementwise kernels apart where PyTorch did not compile them, operands cast anew for every GEMM where scales are by row, and
+    the `kernels` of its release.
     """
     stack = load_stack(name)
-    changes: dict[str, object] = {"overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0))}
+    within = {"tp": stack.fused_tp / (2.0 if moe else 1.0)} if kernels == MC2 else {}  # of a MoE layer the attention's half
+    changes: dict[str, object] = {"overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0) | within)}
+    if kernels == UNFUSED_ELEMENTWISE:
+        changes["eager_kernels"] = ("activation", "rotary")
+    if unfused_attention:
+        changes["attention_kernel"] = "unfused"
     if not compiled:
         changes["eager_kernels"] = ("norm", "activation", "rotary", "loss")
     if rowwise:
         changes |= {"fp8_cast_bytes": ROWWISE_CAST_BYTES, "fp8_gathers": False}
     if dispatcher:
         changes["moe_dispatcher"] = dispatcher
+    if backend:
+        changes["flex_backend"] = backend
     if graphs == WHOLE_STEP:
         none = Figure(value=0.0, source="one CUDA graph spans the step: the host launches no layer", grade="official")
         names = ("host_floor_dense_s", "host_floor_moe_s", "host_floor_per_expert_s", "host_wait_moe_s")

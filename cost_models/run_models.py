@@ -52,6 +52,9 @@ VOCABULARIES = (
 )
 """Vocabularies that models.json leaves blank, from the families' published config.json (GPT: GPT-2's, padded)."""
 
+WINDOWS = ((r"mistral-7b", 4096),)
+"""Windows of all layers' attention that models.json leaves blank: Mistral 7B's (arXiv 2310.06825, table 1)."""
+
 ALIASES = {
     "llama38b": "llama-3.1-8b",
     "llama370b": "llama-3.1-70b",
@@ -218,7 +221,7 @@ def _spec(name: str, shape: Shape, seq_len: int) -> ModelSpec:
     return ModelSpec(
         name=name,
         hidden_size=hidden,
-        vocab_size=_size(name, shape, "vocab_size", _published_vocabulary(name)),
+        vocab_size=_size(name, shape, "vocab_size", _published(name, VOCABULARIES)),
         max_position_embeddings=seq_len if learned else LONGEST,
         kinds=kinds,
         layers=tuple(f"{count}*{kind}" for kind, count in counts.items() if count),
@@ -239,6 +242,7 @@ def _mixer(name: str, shape: Shape, hidden: int, bias: bool) -> Attention | Late
         heads=heads,
         kv_heads=_size(name, shape, "num_kv_heads", heads),
         head_dim=_size(name, shape, "head_dim", max(hidden // heads, 1)),
+        window=_published(name, WINDOWS),
         qkv_bias=bias,
         out_bias=bias,
     )
@@ -266,5 +270,6 @@ def _size(name: str, shape: Shape, key: str, otherwise: int | None = None) -> in
     return int(value)
 
 
-def _published_vocabulary(name: str) -> int | None:
-    return next((size for pattern, size in VOCABULARIES if re.match(pattern, name)), None)
+def _published(name: str, sizes: Iterable[tuple[str, int]]) -> int | None:
+    """What a family's published configuration says of a model that goes by that name."""
+    return next((size for pattern, size in sizes if re.match(pattern, name)), None)

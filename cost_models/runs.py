@@ -125,7 +125,10 @@ SELECTIVE = "selective"
 CORE_OR_HALF = "core attention, or half of the layers"
 WHOLE_STEP = "whole step"
 ROWWISE = "a scale for each row"
+MC2 = "TP within its products"
+UNFUSED_ELEMENTWISE = "activation and rotary embedding apart"
 HYBRID = "a supernode's shards"
+MODELLINK = r"[^|]*modellink[^|]*"
 UNTOLD = "as was measured"
 MODULE = f"(?:{'|'.join(RECOMPUTE_MODULES)})"
 ACTIVATION_OFFLOAD = "activation offload in words that do not tell how much leaves the device"
@@ -210,6 +213,13 @@ VOCABULARY: tuple[Word, ...] = (
         "parameters sharded, as FSDP does",
     ),
     Word("stack", r".*", "default", "the cluster's own default"),
+    # Kernels that a release's scripts switch on, where the stack's own are others. The text matched is "software |
+    # comm_overlap", for attention "software | model".
+    Word("kernels", rf"{MODELLINK}\(2024-(0[1-3]-|04-([01]\d|2[0-5])).*", UNFUSED_ELEMENTWISE, "scripts before 2024-04-26"),
+    Word("kernels", rf"{MODELLINK}\(2024-.*|.*\bmc2\b.*", MC2, "scripts of 2024-04-26 to v1.0.0 set --use-mc2"),
+    Word("kernels", r".*", ""),
+    Word("attention", rf"{MODELLINK}\(2024-0[1-3]-.*\| (bloom-|baichuan2?-13b).*", "unfused", "ALiBi in scripts before April 2024"),
+    Word("attention", r".*", ""),
     # Precision → GEMM precision / curve of the profile.
     Word("precision", r"bf16 ?[+/] ?fp8.*", "fp8 fp8_tensor", "GEMMs in FP8"),
     Word("precision", r"bf16.*|amp_bf16|bfloat16.*", "bf16 bf16"),
@@ -304,6 +314,8 @@ VOCABULARY: tuple[Word, ...] = (
     Word("moe_dispatcher", r"dropless", "flex", "Megatron-Bridge 0.1: DeepEP where its DeepSeek recipe drops no tokens"),
     Word("moe_dispatcher", r"unset", "alltoall", "Megatron's own default: the recipe is known and names none"),
     Word("moe_dispatcher", r".*", ""),
+    Word("flex_backend", r".*(deepep|hybridep).*", r"\1"),
+    Word("flex_backend", r".*", "", "what most stacks run on the accelerator"),
     Word("cuda_graphs", r".*full_iteration.*", WHOLE_STEP, "the host launches one graph: no floor per layer"),
     Word("cuda_graphs", r"transformer_engine:([a-z_+]+)", r"\1", "modules of a layer that are replayed"),
     Word("cuda_graphs", r".*", ""),

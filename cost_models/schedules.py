@@ -23,6 +23,8 @@ Bools = npt.NDArray[np.bool_]
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = WHOLE = ("gpipe", "1f1b", "interleaved")
 """Schedules whose backward passes are whole: their price has a closed form from below."""
+REMEMBERED_PASSES = 1 << 13
+"""Passes up to which a schedule is kept for when it is asked for again, in less than a MiB: plans replay longer ones once."""
 ZB_H1, ZB_V, DUALPIPE, DUALPIPEV = SPLIT = ("zb-h1", "zb-v", "dualpipe", "dualpipev")
 """Schedules that split backward passes, in some places or in all."""
 PAIRED = (DUALPIPE, DUALPIPEV)
@@ -135,7 +137,6 @@ class Schedule:
             yield from ((stage, p) for p in together)
 
 
-@lru_cache(maxsize=256)
 def build_schedule(
     name: str,
     pp: int,
@@ -154,6 +155,11 @@ def build_schedule(
     other's exchange of tokens hides, after one more forward of warm-up (Megatron-Core's `overlap_moe_expert_parallel_comm`).
     With `whole` backwards a schedule that would split some computes their weight gradients at once.
     """
+    build = _remembered if 2 * pp * vpp * num_microbatches <= REMEMBERED_PASSES else _built
+    return build(name, pp, vpp, num_microbatches, group, overlapped, whole)
+
+
+def _built(name: str, pp: int, vpp: int, num_microbatches: int, group: int | None, overlapped: bool, whole: bool) -> Schedule:
     check_schedule(name, pp, vpp, num_microbatches, group)
     if overlapped and name not in (ONE_F_ONE_B, INTERLEAVED):
         raise ValueError(f"schedule {name!r} cannot be overlapped by choice; 1f1b and interleaved can")
@@ -176,11 +182,14 @@ def build_schedule(
     return Schedule(name, pp, vpp, m, kind, chunk, microbatch, paired.astype(bool))
 
 
-def usual_schedule(name: str, pp: int, vpp: int, num_microbatches: int, split_backward: bool) -> Schedule:
-    """The order in which a stack runs a schedule: in the groups that micro-batches leave, and two-way ones with whole backwards
-    where it does not split them.
+_remembered = lru_cache(maxsize=128)(_built)
+
+
+def usual_schedule(name: str, pp: int, vpp: int, num_microbatches: int, split_backward: bool, asked: int = 0) -> Schedule:
+    """The order in which a stack runs a schedule: in the groups that it is `asked` for or micro-batches leave, and two-way ones
+    with whole backwards where it does not split them.
     """
-    group = equal_groups(name, pp, num_microbatches)
+    group = group_size(name, pp, num_microbatches, asked)
     return build_schedule(name, pp, vpp, num_microbatches, group, whole=name in PAIRED and not split_backward)
 
 
@@ -212,15 +221,24 @@ def _check_groups(pp: int, m: int, group: int | None) -> None:
     if group is None and (pp == 1 or m % pp):
         raise ValueError(f"interleaved needs pp > 1 and num_microbatches ({m}) a multiple of pp ({pp}), or a group that suits")
     size = group or pp
-    if not min(pp, m) <= size <= m or 0 < m % size < pp:
+    if not _in_groups(pp, m, size):
         raise ValueError(f"a group of {size} micro-batches must be between pp ({pp}) and {m}, and leave none or at least pp over")
 
 
-def equal_groups(name: str, pp: int, num_microbatches: int) -> int | None:
-    """Micro-batches in each group of the interleaved schedule where they are no multiple of pp: max(1, ⌊m/pp⌋) equal rounds, as
-    PyTorch's torch/distributed/pipelining/schedules.py makes them. None where groups are of pp, or there are none.
+def _in_groups(pp: int, m: int, size: int) -> bool:
+    return min(pp, m) <= size <= m and not 0 < m % size < pp
+
+
+def group_size(name: str, pp: int, num_microbatches: int, asked: int = 0) -> int | None:
+    """Micro-batches in each group of the interleaved schedule: as many as are `asked` for where they go into such, else pp; where
+    that leaves some over max(1, ⌊m/pp⌋) equal rounds, as PyTorch's torch/distributed/pipelining/schedules.py makes them. None: pp,
+    or there are none.
     """
-    if name != INTERLEAVED or num_microbatches % pp == 0:
+    if name != INTERLEAVED:
+        return None
+    if asked not in (0, pp) and _in_groups(pp, num_microbatches, asked):
+        return asked
+    if num_microbatches % pp == 0:
         return None
     return num_microbatches // max(1, num_microbatches // pp)
 

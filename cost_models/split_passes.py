@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ..search_spaces.layout import Floats, Ints
+from ..search_spaces.layout import FULL_BLOCK, Floats, Ints
 from .layers import DP, EP, LayerModel
 from .loads import Cuts, Loads, saved_by_turns
 from .operation import BF16, Factors, Operator
@@ -22,9 +22,20 @@ GEMMS = ("gemm", "grouped_gemm")
 
 
 def by_replay(rows: Rows) -> bool:
-    """Whether rows that share pp, vpp and schedule are priced by a replay: their passes are split or paired, or groups are odd."""
+    """Whether rows that share pp, vpp and schedule are priced by a replay: passes are split or paired, groups are not pp, or
+    recompute does not wait for gradients.
+    """
     pp, _, schedule = rows.shape
-    return schedule in SPLIT or (schedule == INTERLEAVED and bool((rows.column("num_microbatches") % pp).any()))
+    if schedule != INTERLEAVED:
+        return schedule in SPLIT
+    in_groups = rows.problem.stack.microbatch_group not in (0, pp) or bool((rows.column("num_microbatches") % pp).any())
+    return in_groups or recomputes_ahead(rows)
+
+
+def recomputes_ahead(rows: Rows) -> bool:
+    """Whether chunks redo their layer before its gradient comes: interleaved ones of a single layer, where the stack does so."""
+    pp, vpp, schedule = rows.shape
+    return rows.problem.stack.recompute_ahead and schedule == INTERLEAVED and pp * vpp == len(rows.pieces.blocks)
 
 
 def stage_loads(rows: Rows, chunks: Loads) -> Loads:
@@ -50,29 +61,38 @@ def pass_times(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Wor
     forward = over_chunks(rows, cuts, {name: pieces[name].forward_s[EP][rows.factor] for name in _names(rows)})
     backward = over_chunks(rows, cuts, {name: pieces[name].backward_s[EP][rows.factor] for name in _names(rows)})
     again = over_chunks(rows, cuts, {name: pieces[name].recompute_s[EP][rows.factor] for name in rows.pieces.names}, rows.redone)
-    return Work(chunks.forward_s.T, chunks.backward_s.T, np.minimum(weight, chunks.backward_s).T, (forward.T, (backward + again).T))
+    exchange = forward.T, (backward + again).T
+    whole = rows.column("recompute_mode") == FULL_BLOCK
+    early = (recompute_s(rows, cuts) * whole[:, None]).T if recomputes_ahead(rows) else None
+    return Work(chunks.forward_s.T, chunks.backward_s.T, np.minimum(weight, chunks.backward_s).T, exchange, early)
 
 
 def pipeline_ends_s(rows: Rows, work: Work) -> Floats:
     """When every stage has done its last pass, (n, pp) seconds, for rows that share pp, vpp and schedule."""
     pp, vpp, schedule = rows.shape
-    splits = rows.problem.stack.split_backward
-    return stage_ends_s(schedule, pp, vpp, work, rows.p2p_s, rows.column("num_microbatches"), splits).T
+    stack = rows.problem.stack
+    m, splits, group = rows.column("num_microbatches"), stack.split_backward, stack.microbatch_group
+    return stage_ends_s(schedule, pp, vpp, work, rows.p2p_s, m, splits, group).T
 
 
 def held_bytes(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Floats:
     """Activations that every stage holds at its fullest, (n, pp): whole ones until a backward pass, and what weight gradients need
-    until these.
+    until these. Interleaved stages are charged for as many of their mean chunk where that is more, as in `saved_by_turns`.
     """
     pp, vpp, schedule = rows.shape
     kept, place = kept_bytes(layers, rows, cuts), stage_chunks(schedule, pp, vpp)
     found = np.empty((len(rows), pp))
-    counts = np.array([reduced(schedule, pp, m) for m in rows.column("num_microbatches").tolist()])
+    stack = rows.problem.stack
+    splits, group = stack.split_backward, stack.microbatch_group
+    counts = np.array([reduced(schedule, pp, m, group) for m in rows.column("num_microbatches").tolist()])
     for count in np.unique(counts).tolist():
-        mine, order = counts == count, usual_schedule(schedule, pp, vpp, count, rows.problem.stack.split_backward)
+        mine, order = counts == count, usual_schedule(schedule, pp, vpp, count, splits, group)
         for stage in range(pp):
             each = np.concatenate([chunks.saved_bytes[mine][:, place[:, stage]], kept[mine][:, place[:, stage]]], axis=1)
             found[mine, stage] = (each @ order.held(stage).T).max(axis=1)
+            if schedule == INTERLEAVED:
+                alike = chunks.saved_bytes[mine][:, place[:, stage]].mean(axis=1) * order.in_flight(stage)
+                found[mine, stage] = np.maximum(found[mine, stage], alike)
     return found
 
 

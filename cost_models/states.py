@@ -109,12 +109,32 @@ class States:
         memory = cluster.accelerator.memory_bandwidth_bytes_per_s.value * self._profile.memory_efficiency.value
         touched = 2.0 * stack.optimizer_bytes + stack.gradient_bytes + BF16
         tier = cluster.tier(self._problem.workload.offload_to)
-        if isinstance(tier, HostLink) and stack.offloaded_step == "host":
-            copied, stepped_s = FP32 + BF16, touched / tier.memory_bandwidth_bytes_per_s.value
-        else:
-            copied, stepped_s = 2.0 * stack.optimizer_bytes, touched / memory
-        offloaded_s = copied / tier.bandwidth_bytes_per_s.value * (1.0 - stack.overlap.offload) + stepped_s
-        shares = [np.where(table.sharding >= ZERO1, 1.0 / n, 1.0) for n in (shard_group(table).size, table.edp)]
-        here = [share * touched * (1.0 - table.optimizer_offload) / memory for share in shares]
-        away = [share * table.optimizer_offload * offloaded_s for share in shares]
+        there = tier.memory_bandwidth_bytes_per_s.value if isinstance(tier, HostLink) and self._on_host else memory
+        copied_s = sum(self._copied) / tier.bandwidth_bytes_per_s.value * (1.0 - stack.overlap.offload)
+        here = [share * touched * (1.0 - table.optimizer_offload) / memory for share in self._shares]
+        away = [share * table.optimizer_offload * (copied_s + touched / there) for share in self._shares]
         return here[0], here[1], away[0], away[1]
+
+    @property
+    def offloaded_bytes(self) -> Pair:
+        """What of each parameter's states leaves the device in a step, bytes per parameter."""
+        dense, expert = (share * self._table.optimizer_offload * self._copied[0] for share in self._shares)
+        return dense, expert
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether a processor steps the offloaded states where they lie."""
+        return self._problem.workload.offload_to == "host" and self._problem.stack.offloaded_step == "host"
+
+    @property
+    def _copied(self) -> tuple[float, float]:
+        """Bytes per parameter that an offloaded fraction sends from the device in a step, and that come back."""
+        states = self._problem.stack.optimizer_bytes
+        return (FP32, BF16) if self._on_host else (states, states)
+
+    @property
+    def _shares(self) -> Pair:
+        """Share of a parameter's states that a rank keeps."""
+        sizes = (shard_group(self._table).size, self._table.edp)
+        dense, expert = (np.where(self._table.sharding >= ZERO1, 1.0 / size, 1.0) for size in sizes)
+        return dense, expert

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,11 @@ from ..search_spaces.groups import inner_strides
 from ..search_spaces.layout import FULL_UNIFORM, Bools, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import usable_bytes
 from ..search_spaces.row_keys import distinct_rows
+from .known_wholes import KnownWholes, known_wholes
 from .layers import LayerModel, resident_share
 from .loads import Cuts, Loads, picked, recompute_depths, taken
 from .network import Network
-from .pieces import PIECE_COLUMNS, WHOLE_COLUMNS, Pieces, Wholes
+from .pieces import PIECE_COLUMNS, WHOLE_COLUMNS, Pieces
 from .pipeline import in_flight, stage_ends_s, stage_paths_s
 from .profile import Profile, load_profile
 from .rows import Alike, Combinations, Rows, grouped
@@ -70,11 +72,14 @@ class CostModel:
         stack = problem.stack.with_figures(self.profile.stack_figures(problem.stack, accelerator))
         self.problem = problem = problem.model_copy(update={"stack": stack})
         reached = stack.scale_up_efficiency.value, stack.scale_out_share(problem.devices)
-        self.network = Network(problem.cluster, self.profile, problem.devices, *reached)
+        kernels = stack.flex_backend, stack.exchange_sms
+        self.network = Network(problem.cluster, self.profile, problem.devices, *reached, *kernels)
         self.layers = LayerModel(problem, self.profile, self.network)
         self.blocks = self.layers.blocks
-        self._wholes: Wholes | None = None
-        self._known: dict[bytes, int] = {}
+
+    @cached_property
+    def _known(self) -> KnownWholes:
+        return known_wholes(self.problem, self.profile)
 
     @property
     def usable_bytes(self) -> float:
@@ -92,9 +97,15 @@ class CostModel:
 
     def _moved_bytes(self, rows: Rows, load: Loads, stages: Ints) -> Floats:
         """The same of the activations in flight that are offloaded, of stages (k,), (n, k)."""
-        share = rows.column("activation_offload")
         held, _ = self._in_flight(rows, stages)
-        return np.asarray(load.saved_bytes * held * _across(share / resident_share(share)))
+        return np.asarray(load.saved_bytes * held * _across(moved_share(rows)))
+
+    def away_bytes(self, rows: Rows, load: Loads) -> Floats:
+        """All that stages offload, per device: states, and activations in flight; (n, pp), or (1, 1) where nothing leaves."""
+        away = self.host_bytes(rows, load) if rows.column("optimizer_offload").any() else np.zeros((1, 1))
+        if rows.column("activation_offload").any():
+            away = away + self._moved_bytes(rows, load, np.arange(rows.shape[0]))
+        return away
 
     def rows(self, table: LayoutTable) -> Rows:
         """The rows of a table, from which everything about them that does not depend on where their stages are cut follows."""
@@ -112,13 +123,8 @@ class CostModel:
         first, member = distinct_rows(columns)
         each = np.stack([column[first].astype(np.int64) for column in columns], axis=1)
         keys = each.view(f"V{each.itemsize * each.shape[1]}").ravel().tolist()
-        new = np.array([row for row, key in enumerate(keys) if key not in self._known], dtype=np.intp)
-        if len(new):
-            added = self.layers.wholes(table.take(first[new]))
-            self._wholes = added if self._wholes is None else Wholes.joined(self._wholes, added)
-            self._known |= {keys[row]: place for place, row in enumerate(new.tolist(), len(self._known))}
-        place = np.array([self._known[key] for key in keys], dtype=np.int64)[member]
-        return self.layers.pieces(table, self._wholes, place)
+        wholes, place = self._known.of(keys, lambda new: self.layers.wholes(table.take(first[new])))
+        return self.layers.pieces(table, wholes, place[member])
 
     def price(self, table: LayoutTable, closed_form: bool = False) -> Prices:
         """Step time and peak memory of every row, whose `split` must name one of the table's splits.
@@ -146,9 +152,11 @@ class CostModel:
         cut = np.unique(told.view(f"V{told.itemsize * told.shape[1]}").ravel(), return_inverse=True)[1]
         works, work = distinct_rows([*rows.work_columns, cut])  # those that do the same share their pipeline
         flow = self.flow(rows.take(works), cuts[works], closed_form).take(work)
-        away = self.host_bytes(rows, flow.load) if rows.column("optimizer_offload").any() else np.zeros((1, 1))
-        if rows.column("activation_offload").any():
-            away = away + self._moved_bytes(rows, flow.load, np.arange(rows.shape[0]))
+        return self.price_flow(rows, flow)
+
+    def price_flow(self, rows: Rows, flow: Flow) -> Prices:
+        """The same of rows whose pipeline is known."""
+        away = self.away_bytes(rows, flow.load)
         times = self.around_pipeline(rows, flow)
         after_s = times.after_s.max(axis=1) + rows.stalled_s
         return self._prices(times.done_s, after_s, self.stage_bytes(rows, flow.load), away.max(axis=1))
@@ -375,6 +383,12 @@ class CostModel:
         fsdp = [np.where(sharded, getattr(table, name), 0) for name in FSDP_COLUMNS] if sharded.any() else []
         of_piece = [getattr(table, name) for name in PIECE_COLUMNS]
         return distinct_rows([*of_piece, *inner_strides(table), uniform, piped, *moved, *fsdp])
+
+
+def moved_share(rows: Rows) -> Floats:
+    """Bytes of activations that leave the device over those that stay, (n,)."""
+    share = rows.column("activation_offload")
+    return np.asarray(share / resident_share(share))
 
 
 def same_shape(table: LayoutTable, depth: bool = False) -> Iterator[npt.NDArray[np.intp]]:

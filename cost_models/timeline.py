@@ -7,7 +7,9 @@ arrived. Messages are asynchronous: an edge between stages delays the receiver b
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -48,6 +50,10 @@ __all__ = [
     "replayed",
     "simulate",
 ]
+
+
+PASSES_AT_ONCE = 1 << 14
+"""Passes whose columns are turned into plain numbers together: few enough for little memory."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +179,11 @@ def _times(schedule: Schedule, seconds: Floats, early: Floats, p2p_s: float) -> 
     with_next = np.append(schedule.paired[stage, position][1:], False)
     other, other_late = np.where(with_next, np.append(takes[1:], NONE), NONE), np.append(late[1:], 0.0)
     sent = [0.0] * (messages + 2)  # of the last two NONE reads one, and what sends nothing writes the other
-    free, starts, ends = [0.0] * schedule.pp, [], []
+    free, starts, ends = [0.0] * schedule.pp, array("d"), array("d")
     columns = (stage, takes, late, other, other_late, np.where(makes < 0, messages, makes), early, seconds - early)
-    for s, taken, delay, beside, beside_delay, made, ahead, rest in zip(*(each.tolist() for each in columns), strict=True):
+    blocks = (slice(begin, begin + PASSES_AT_ONCE) for begin in range(0, len(stage), PASSES_AT_ONCE))
+    passes = chain.from_iterable(zip(*(each[some].tolist() for each in columns), strict=True) for some in blocks)
+    for s, taken, delay, beside, beside_delay, made, ahead, rest in passes:
         begin = free[s] + ahead
         if taken >= 0 and sent[taken] + delay > begin:
             begin = sent[taken] + delay
@@ -184,4 +192,4 @@ def _times(schedule: Schedule, seconds: Floats, early: Floats, p2p_s: float) -> 
         starts.append(free[s] if ahead else begin)
         free[s] = sent[made] = begin + rest
         ends.append(free[s])
-    return np.array(starts), np.array(ends)
+    return np.frombuffer(starts), np.frombuffer(ends)

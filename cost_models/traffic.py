@@ -14,10 +14,12 @@ from .loads import Cuts
 from .operators import BF16
 from .rows import Rows
 from .sharding import copy_groups, exchanges, shard_group
-from .step import CostModel
+from .step import CostModel, moved_share
 
 MESSAGE_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_type", "rank_order")
 """What a layer's messages and the places of their groups depend on."""
+OFFLOAD = "offload"
+"""What goes to the supernode's pool, among the dimensions of traffic: its memory is no device's."""
 
 
 def sent_bytes(
@@ -25,13 +27,32 @@ def sent_bytes(
 ) -> Iterator[tuple[str, Floats]]:
     """Dimension by dimension, bytes that a used device sends one way per step across each level, mean over devices, (levels, n).
 
-    A dimension may come several times. `redone`: layers of each kind under recompute, (n,); `dense` and `expert`: parameters on
-    one rank of every stage, summed, (n,).
+    A dimension may come several times. Where groups tile no unit of a level, those of some stages straddle two and others' do not:
+    every stage is taken to have their mean. `redone`: layers of each kind under recompute, (n,); `dense` and `expert`: parameters
+    on one rank of every stage, summed, (n,).
     """
     table = rows.table
     yield from _layer_bytes(model, table, redone)
     yield from _data_bytes(model, table, dense, expert)
     yield _pipeline_bytes(model, table, rows.pieces.layer_input_bytes[rows.factor])
+    if model.problem.workload.offload_to == "pool":
+        at_supernode = np.arange(len(model.network.levels))[:, None] == model.network.supernode
+        yield OFFLOAD, np.where(at_supernode, offloaded_bytes(model, rows, redone, dense, expert), 0.0)
+
+
+def offloaded_bytes(model: CostModel, rows: Rows, redone: Mapping[str, Floats], dense: Floats, expert: Floats) -> Floats:
+    """Bytes that a used device sends per step to the host or the pool, mean over devices, (n,).
+
+    Activations of every micro-batch, those of experts as the fullest rank has them, and of optimizer states what a step sends away.
+    As with a device's other traffic as much comes in as goes out, but for states that the host steps: their weights come back.
+    """
+    saved = np.zeros(len(rows))
+    for name, held in rows.pieces.counts.items() if rows.column("activation_offload").any() else ():
+        piece, again = rows.pieces.pieces[name], redone.get(name, 0.0)
+        saved += (held - again) * piece.saved_bytes[rows.factor] + again * piece.recomputed_bytes[rows.factor]
+    activations = saved * moved_share(rows) * rows.column("num_microbatches")
+    states = dense * rows.offloaded_bytes[0] + expert * rows.offloaded_bytes[1]
+    return np.asarray((activations + states) / rows.column("pp"))
 
 
 def layers_redone(model: CostModel, rows: Rows, cuts: Cuts) -> dict[str, Floats]:

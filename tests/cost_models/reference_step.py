@@ -463,11 +463,12 @@ class Reference:
             name = f"moe_{name}" if self.stack.moe_dispatcher == "flex" else "all_to_all"
         at = self.place(ranks)
         if routed and name != "all_to_all":
-            return self._algorithm_s(name, ranks, sent, self.delivered(message, ranks))
+            copies = message.bytes * units_hit(self._moe_mlp(), len(ranks[0]))  # one to every device with one of a token's experts
+            return self._algorithm_s(name, ranks, sent, self.delivered(message, ranks), self.copying_s(name, ranks, copies))
         buffer = message.bytes * self._moe_mlp().top_k if routed else message.bytes
         once_s = self._algorithm_s(name, ranks, sent, buffer)
         crossed = [i for i, (_, fan) in enumerate(at) if fan > 1]
-        if all(f"{name}_direct" in self.profile.collectives[self.levels[i].efficiency_profile] for i in crossed):
+        if all(self.goes_straight(name, i) for i in crossed):
             once_s = min(once_s, self._algorithm_s(f"{name}_direct", ranks, sent, buffer))
         top = self.levels[crossed[-1]]
         fabrics = {self.levels[i].efficiency_profile for i in crossed}
@@ -486,7 +487,20 @@ class Reference:
             found.setdefault(level.efficiency_profile, message.bytes * units_hit(self._moe_mlp(), round(len(ranks[0]) / inner)))
         return found
 
-    def _algorithm_s(self, name: str, ranks: list[list[int]], sent: list[float], buffer: float | dict[str, float]) -> float:
+    def copying_s(self, name: str, ranks: list[list[int]], copies: float) -> float:
+        """What the multiprocessors of a fused exchange take for its copies, at the outermost level where that is known."""
+        crossed = [i for i, (_, fan) in enumerate(self.place(ranks)) if fan > 1]
+        for i in range(crossed[-1], -1, -1):
+            curve = self._curve(name, i)
+            if curve.sm_bytes_per_s:
+                tokens = self.tokens / self.sp * self.workload.expert_imbalance
+                handled = tokens * curve.handling_bytes.value if curve.handling_bytes else 0.0
+                return (copies + handled) / (self.stack.exchange_sms * curve.sm_bytes_per_s.value)
+        return 0.0
+
+    def _algorithm_s(
+        self, name: str, ranks: list[list[int]], sent: list[float], buffer: float | dict[str, float], copying_s: float = 0.0
+    ) -> float:
         at = self.place(ranks)
         fabrics: dict[str, float] = {}
         delay_s = 0.0
@@ -506,7 +520,7 @@ class Reference:
             local = curve.local_cost.value if curve.local_cost else 0.0
             rate = self.bandwidth(level) * self.reached(level) * curve.efficiency.value
             links = (fan - 1) / self.peers(i) if level.kind == "full_mesh" else 1.0  # of a device's, those to its group
-            ramp = 1 + (curve.half_bytes.value / max(messages[i], 1.0)) ** curve.gamma.value
+            ramp = 1 + (self.half_bytes(curve, level) / max(messages[i], 1.0)) ** curve.gamma.value
             fabrics.setdefault(level.efficiency_profile, 0.0)
             fabrics[level.efficiency_profile] += (sent[i] / links + local * copied[i]) / rate * ramp
             hop_s = curve.hop_latency_s.value if curve.hop_latency_s else level.latency_s.value
@@ -514,7 +528,14 @@ class Reference:
             steps = inner_curve.passes if at_once else inner_curve.passes * min(fan - 1, 2 * ceil(log2(fan)))
             delay_s += steps * hop_s
         outermost = max(i for i, (_, fan) in enumerate(at) if fan > 1)
-        return self._curve(name, outermost).launch_s.value + delay_s + max(fabrics.values())
+        return self._curve(name, outermost).launch_s.value + delay_s + (max(fabrics.values()) ** 4 + copying_s**4) ** 0.25
+
+    def goes_straight(self, name: str, i: int) -> bool:
+        """A measured curve says so, or a mesh or switch inside the supernode whose library was not measured hop by hop."""
+        level, section = self.levels[i], self.profile.collectives[self.levels[i].efficiency_profile]
+        inside = i <= [each.name for each in self.levels].index(self.problem.cluster.supernode)
+        joined = level.kind in ("full_mesh", "switched") and name != "all_to_all"
+        return f"{name}_direct" in section or (inside and joined and section[name].hop_latency_s is None)
 
     def peers(self, i: int) -> int:
         """Units that a unit of level i is joined to, whether the job has them or not."""
@@ -526,6 +547,10 @@ class Reference:
         """What one device can send across a level."""
         return level.bandwidth_bytes_per_s.value / level.devices_per_nic / level.oversubscription
 
+    def half_bytes(self, curve: CollectiveCurve, level: Level) -> float:
+        """What a device's share of an oversubscribed link carries in the time that the curve's own half takes at full rate."""
+        return curve.half_bytes.value / level.oversubscription
+
     def reached(self, level: Level) -> float:
         """Share of it that the stack's collectives reach."""
         if level.efficiency_profile != "scale-out":
@@ -535,7 +560,7 @@ class Reference:
 
     def _curve(self, name: str, level: int) -> CollectiveCurve:
         section = self.profile.collectives[self.levels[level].efficiency_profile]
-        return section.get(name) or section[name.removesuffix("_in_network")]
+        return section.get(name) or section[name.removesuffix("_in_network").removesuffix("_direct")]
 
     def p2p_s(self, ranks: list[list[int]], size: float) -> float:
         """One message between the members of the group that lie furthest apart."""
@@ -545,7 +570,7 @@ class Reference:
         level, curve = self.levels[crossed[-1]], self._curve("p2p", crossed[-1])
         rate = self.bandwidth(level) * curve.efficiency.value
         rate /= self.peers(crossed[-1]) if level.kind == "full_mesh" else 1
-        ramp = 1 + (curve.half_bytes.value / max(size, 1.0)) ** curve.gamma.value
+        ramp = 1 + (self.half_bytes(curve, level) / max(size, 1.0)) ** curve.gamma.value
         return level.latency_s.value + curve.launch_s.value + size / rate * ramp
 
     # ---- pieces --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.planner import evaluate, with_default_stages
 from paraplan.optimizer.ranks import coordinates
 from paraplan.search_spaces.inputs import build_problem
-from paraplan.search_spaces.layout import Layout, Problem
+from paraplan.search_spaces.layout import Layout, Problem, parse_offload
 from paraplan.search_spaces.model import MoeMlp
 
 sys.path.insert(0, str(Path(__file__).parent))  # the reference lies beside this file
@@ -135,6 +135,8 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
         for c in range(layout.pp * layout.vpp - 1):
             here, there = ranks[c % layout.pp], ranks[(c + 1) % layout.pp]
             wire.book("pp", iter([(here, there, edge), (there, here, edge)]), m)
+    for _, size in to_the_pool(problem, layout, dense, expert):
+        wire.bytes[problem.cluster.supernode]["offload"] += size
     gradient = float(problem.stack.sent_gradient_bytes)
     shards, copies = reference.shards()
     # none: all-reduce; zero1: scatter, gather; zero2: scatter per micro-batch; zero3, hsdp: two gathers per micro-batch too
@@ -150,6 +152,21 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
         wire.book("dp", wire.gather(ranks, 2 * gradient * times * dense[int(stage_of[ranks[0]])] / len(shards[0])))
     used = layout.devices
     return {level: {d: size / used / GIB for d, size in by.items() if size > 0} for level, by in wire.bytes.items()}
+
+
+def to_the_pool(problem: Problem, layout: Layout, dense: list[float], expert: list[float]) -> Iterator[tuple[int, float]]:
+    """What every rank sends to the pool in a step: activations of each micro-batch, of as many tokens as the rank with most of
+    them has, and states once they are stepped.
+    """
+    states, activations = parse_offload(layout.offload)
+    fullest = Reference(problem, layout)
+    stages, costs = coordinates(layout)["pp"], fullest.costs()
+    shards = (layout.dp * layout.cp, layout.edp) if layout.optimizer_sharding == "zero1" else (1, 1)
+    for rank, stage in enumerate(stages.tolist()):
+        held = [piece for chunk in fullest.chunks[stage :: layout.pp] for piece in chunk]
+        saved = sum(costs[name].kept if again else costs[name].saved for name, again in held)
+        kept = dense[stage] / shards[0] + expert[stage] / shards[1]
+        yield rank, layout.num_microbatches * activations * saved + states * problem.stack.optimizer_bytes * kept
 
 
 LAYOUTS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
@@ -198,6 +215,18 @@ LAYOUTS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "pipeline over racks of 72": ("llama-3.1-8b", "gb200-nvl72", None, {"tp": 16, "pp": 3, "dp": 3}),
     "ring of 16 in racks of 72": ("llama-3.1-8b", "gb200-nvl72", None, {"cp": 16, "dp": 9}),
     "experts on 16 of 72, each copy alone": ("qwen3-30b-a3b", "gb200-nvl72", "megatron-lm", {"dp": 144, "ep": 16}),
+    "activations and states to the pool": (
+        "llama-3.1-8b",
+        "cloudmatrix-384",
+        None,
+        {"tp": 4, "pp": 4, "dp": 8, "recompute": "full:block:3", "offload": "optimizer:0.5+activations:0.25"},
+    ),
+    "experts' states to the pool": (
+        "qwen3-30b-a3b",
+        "cloudmatrix-384",
+        None,
+        {"tp": 4, "pp": 2, "dp": 8, "ep": 16, "optimizer_sharding": "none", "offload": "optimizer:1+activations:1"},
+    ),
     "mtp": ("deepseek-v3", "cloudmatrix-384", None, {"tp": 4, "pp": 4, "dp": 4, "ep": 16, "recompute": "full"}),
 }
 
@@ -207,7 +236,8 @@ def test_traffic_equals_the_list_of_all_messages(name: str) -> None:
     model, cluster, stack, words = LAYOUTS[name]
     degrees = {"tp": 1, "cp": 1, "pp": 1, "dp": 1, "ep": 1, "etp": 1, "micro_batch": 1, **words}
     width = degrees["tp"] * degrees["cp"] * degrees["dp"]
-    problem = build_problem(model, cluster, width * degrees["pp"], 64, 4096, stack)
+    to = "pool" if "offload" in words else None
+    problem = build_problem(model, cluster, width * degrees["pp"], 64, 4096, stack, offload_to=to)
     edp = width // (degrees["ep"] * degrees["etp"])
     layout = Layout(**(degrees | {"edp": edp, "num_microbatches": max(64 // degrees["dp"], 1)}))
     cost = CostModel(problem)
@@ -221,7 +251,7 @@ def test_traffic_equals_the_list_of_all_messages(name: str) -> None:
             assert found.traffic_gib[level][dimension] == pytest.approx(size, rel=exact), (level, dimension)
     supernode = wire_levels_outside(problem)
     outside = sum(size for level in supernode for size in expected.get(level, {}).values())
-    whole = sum(size for by in expected.values() for size in by.values())
+    whole = sum(size for by in expected.values() for name, size in by.items() if name != "offload")  # the pool is no device
     assert found.cross_supernode_share == pytest.approx(outside / whole, rel=exact)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from paraplan.cost_models import profile as profile_module
-from paraplan.cost_models.collective_fit import expected_destinations, fit_collective, fit_moe, wire_and_hops
+from paraplan.cost_models.collective_fit import dealt_destinations, expected_destinations, fit_collective, fit_moe, wire_and_hops
 from paraplan.cost_models.kernel_fit import DEVICES, fit_gemm, main, read_tables, update_profile
 from paraplan.cost_models.log_fit import Parameter, fit_log
-from paraplan.cost_models.profile import CollectiveCurve, GemmCurve, collective_s, gemm_s, load_profile
+from paraplan.cost_models.profile import CollectiveCurve, GemmCurve, collective_s, gemm_s, load_profile, together_s
 from paraplan.search_spaces.errors import InputError
 
 PROFILES = Path(profile_module.__file__).parent / "profiles"
@@ -132,13 +132,40 @@ def test_moe_exchange_is_fitted_over_distinct_destinations() -> None:
     eight, message = np.full(tokens.size, 8.0), tokens * 7168 * 2
     message = message * expected_destinations(eight, np.full(tokens.size, 8.0), np.full(tokens.size, 256.0))
     time_us = 1e6 * (3e-5 + message * 7 / 8 / (450e9 * 0.6) * (1 + (2e6 / message) ** 0.6))
-    shape = {"hidden": "7168", "topk": "8", "experts": "256"}
+    shape = {"hidden": "7168", "topk": "8", "experts": "256", "sms": "20"}
     rows = [{**shape, "tokens_per_rank": str(t), "latency_us": str(u)} for t, u in zip(tokens, time_us, strict=True)]
     fit = fit_moe(rows, eight, 2.0, 450e9, "made up")
     curve, error = fit.curve, fit.error
     assert curve.efficiency.value == pytest.approx(0.6, rel=0.05)
     assert curve.launch_s.value == pytest.approx(3e-5, rel=0.05)
     assert error.held_out_p90 < 0.02
+
+
+def test_what_multiprocessors_copy_is_told_from_what_links_carry() -> None:
+    """Half of the shapes wait for copies at 20 GB/s per multiprocessor and 8 KB more per token, half for half of the link."""
+    axes = np.meshgrid(
+        2.0 ** np.arange(4, 18), [2048.0, 4096.0, 7168.0], [4.0, 8.0, 16.0, 32.0, 64.0], [1.0, 2.0, 8.0], indexing="ij"
+    )
+    tokens, hidden, sms, top_k = (axis.ravel() for axis in axes)
+    experts, eight = np.full(tokens.size, 256.0), np.full(tokens.size, 8.0)
+    copies = tokens * hidden * 2 * expected_destinations(eight, top_k, experts)
+    links_s, copies_s = copies * 7 / 8 / (450e9 * 0.5), (copies + tokens * 8192) / (sms * 20e9)
+    time_us = 1e6 * (3e-5 + together_s(links_s, copies_s))
+    columns = {"hidden": hidden, "topk": top_k, "experts": experts, "sms": sms, "tokens_per_rank": tokens, "latency_us": time_us}
+    rows = [dict(zip(columns, map(str, values), strict=True)) for values in zip(*columns.values(), strict=True)]
+    for row in rows:
+        row["sms"] = str(int(float(row["sms"])))
+    curve = fit_moe(rows, eight, 2.0, 450e9, "made up").curve
+    assert curve.sm_bytes_per_s is not None
+    assert curve.handling_bytes is not None
+    assert curve.sm_bytes_per_s.value == pytest.approx(20e9, rel=0.05)
+    assert curve.handling_bytes.value == pytest.approx(8192, rel=0.1)
+    assert curve.efficiency.value == pytest.approx(0.5, rel=0.05)
+
+
+def test_experts_dealt_in_turn_reach_as_many_ranks_as_there_are() -> None:
+    two, eight, many = (dealt_destinations(np.array([n]), np.array([8.0]), np.array([256.0]))[0] for n in (2.0, 8.0, 64.0))
+    assert (two, eight, many) == (2, 8, 8)
 
 
 def test_an_unidentified_parameter_gets_a_wide_interval() -> None:

@@ -474,3 +474,16 @@ def test_memory_is_linear_in_tokens() -> None:
     ]
     assert peaks[2] - peaks[1] == pytest.approx(peaks[1] - peaks[0], rel=1e-9)
     assert peaks[3] == pytest.approx(peaks[2], rel=1e-9)
+
+
+def test_what_experts_activations_read_may_be_kept_narrower() -> None:
+    """DeepSeek-V3's report keeps the inputs of SwiGLU in FP8: a byte less of gate and up for every routed token of a layer."""
+    stack = load_stack("megatron-bridge")
+    narrow = stack.model_copy(update={"footprint": stack.footprint.model_copy(update={"expert_inner_bytes": 1.0})})
+    held = []
+    for each in (stack, narrow):
+        problem = build_problem("qwen3-30b-a3b", "hgx-h100", 8, 8, 4096, each, expert_imbalance=1.0)
+        model = CostModel(problem)
+        layout = with_default_stages(model, Layout(dp=8, ep=8, edp=1, num_microbatches=1))
+        held.append(detail(model, layout).stage_bytes[0]["activations"])
+    assert held[0] - held[1] == pytest.approx(48 * 4096 * 8 * 2 * 768)

@@ -265,6 +265,41 @@ def test_dispatch_never_sends_more_than_every_copy() -> None:
             assert (net.dispatch_bytes(mean, one, Routing(top_k, 256), False).sum(axis=0) <= top_k).all()
 
 
+def exchanged_s(net: Network, ranks: int, hidden: float, kernel: str = "moe_dispatch") -> float:
+    """Seconds in which 4,096 tokens of BF16 reach their 8 of 256 experts on `ranks` devices side by side."""
+    at, copy_bytes = net.crossing(Groups(np.array([ranks]), np.array([1]))), 2.0 * hidden
+    return float(net.exchange_s(at, np.array([4096 * copy_bytes]), Routing(8, 256), kernel, copy_bytes)[0])
+
+
+@pytest.mark.parametrize("name", ["hgx-b200", "hgx-b300", "gb200-nvl72", "gb300-nvl72"])
+def test_deepep_on_blackwell_waits_for_its_multiprocessors(name: str) -> None:
+    """A fifth of them at work, it takes nearly five times as long; HybridEP, which most stacks run there, is faster than either."""
+    cluster = load_cluster(name)
+    profile = load_profile(cluster.accelerator.name)
+    many, few = (exchanged_s(Network(cluster, profile, 8, backend="deepep", sms=sms), 4, 7168) for sms in (20, 4))
+    assert 3.5 <= few / many <= 5
+    assert exchanged_s(network(name, 8), 4, 7168) < 0.8 * many
+    assert exchanged_s(Network(cluster, profile, 8, backend="hybridep", sms=4), 4, 7168) == exchanged_s(network(name, 8), 4, 7168)
+
+
+def test_half_as_wide_tokens_take_more_than_half_as_long() -> None:
+    """A token of 2,048 costs DeepEP more than two sevenths of one of 7,168: each is looked at, however wide."""
+    net = network("hgx-h100", 8)
+    assert exchanged_s(net, 8, 2048) > 1.15 * 2048 / 7168 * exchanged_s(net, 8, 7168)
+
+
+def test_an_oversubscribed_link_is_filled_by_fewer_bytes() -> None:
+    """An oversubscribed spine stretches what it carries by as much, the wait before it by far less."""
+    cluster = load_cluster("hgx-h100")
+    out = cluster.levels[-1]
+    narrow = cluster.model_copy(update={"levels": (*cluster.levels[:-1], out.model_copy(update={"oversubscription": 4.0}))})
+    wide_net, narrow_net = network(cluster, 64), network(narrow, 64)
+    at = wide_net.crossing(Groups(np.array([64, 64]), np.array([1, 1])))
+    slower = narrow_net.all_to_all_s(at, np.array([1e3, 1e10])) / wide_net.all_to_all_s(at, np.array([1e3, 1e10]))
+    assert slower[0] < 1.25
+    assert slower[1] == pytest.approx(4.0, rel=0.02)
+
+
 # --- algorithms --------------------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +318,35 @@ def test_full_mesh_wins_small_messages_on_cloudmatrix_and_rings_large_ones(size:
     across = outside.crossing(Groups(np.array([2]), np.array([768])))
     once = outside.ring_bytes(across, message[:1])
     assert outside.all_gather_s(across, message[:1])[0] == outside._collective("all_gather", across, once, message[:1])[0]
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [(16, 1.9, 2.6), (32, 5.0, 7.5)])
+def test_a_ring_of_one_hop_after_another_loses_to_a_full_mesh_by_the_published_factor(size: int, least: float, most: float) -> None:
+    """arXiv 2607.26444 has 4.5 times at 64 KiB: between what rings of 16 and of 32 dies lose; trees, rings by level lose less."""
+    net, message = network("cloudmatrix-384", 768), np.array([2.0**16])
+    at = net.crossing(Groups(np.array([size]), np.array([1])))
+    for name, passes in (("all_gather", 1.0), ("all_reduce", 2.0)):
+        sent = passes * net.ring_bytes(at, message)
+        by_level, direct = (net._collective(each, at, sent, message)[0] for each in (name, f"{name}_direct"))
+        by_level_hops_s = (net._hops(name, at, passes)[:, 0] * net._curves(name).hop_s).sum()
+        flat = by_level - by_level_hops_s + passes * (size - 1) * net.latency[at.outermost[0]]
+        assert least <= flat / direct <= most
+        assert by_level / direct < 2
+
+
+@pytest.mark.parametrize(("name", "direct"), [("atlas-800t-a2", True), ("mi300x", True), ("mi355x", True), ("hgx-h100", False)])
+def test_small_messages_go_straight_over_a_mesh(name: str, direct: bool) -> None:
+    """One hop where a ring of eight takes seven; NCCL's measured curves hold what it does, whatever its switches could."""
+    net = network(name, 8)
+    at = net.crossing(Groups(np.array([8]), np.array([1])))
+    small, large = np.array([2.0**12]), np.array([2.0**30])
+    saved_s = 5 * net.latency[0]  # a tree of eight takes six
+    for collective, passes in (("all_gather", 1.0), ("reduce_scatter", 1.0)):
+        library_s = net._collective(collective, at, passes * net.ring_bytes(at, small), small)
+        assert library_s - getattr(net, f"{collective}_s")(at, small) == pytest.approx(saved_s if direct else 0.0, abs=1e-12)
+    assert net.all_gather_s(at, large) == pytest.approx(
+        net._collective("all_gather", at, net.ring_bytes(at, large), large), rel=0.01
+    )
 
 
 def test_trays_of_a_rack_reduce_in_its_switches() -> None:

@@ -40,6 +40,17 @@ def priced(problem: Problem, offload: str, **degrees: Any) -> tuple[CostModel, L
     return model, layout, detail(model, layout)
 
 
+@pytest.mark.parametrize(("to", "tier"), [("host", "host_link"), ("pool", "pool")])
+def test_the_link_is_in_use_for_what_leaves(to: str, tier: str) -> None:
+    """Of activations what every micro-batch saves, once in a step over a link of 10 GB/s; only a pool lies on the network."""
+    problem = job(linked(1e10, cluster="cloudmatrix-384", tier=tier), offload_to=to)
+    saved_gib = priced(problem, "none")[2].stage_bytes[0]["activations"] / GIB  # one micro-batch is in flight without a pipeline
+    found, _ = evaluate(problem, Layout(tp=2, dp=4, num_microbatches=8, edp=8, offload="activations:0.5"))
+    sent_gib = 8 * 0.5 * saved_gib
+    assert found.level_utilisation[f"{to} link"] == pytest.approx(sent_gib * GIB / 1e10 / found.step_time_s, rel=1e-6)
+    assert found.traffic_gib["supernode"].get("offload", 0.0) == pytest.approx(sent_gib if to == "pool" else 0.0, rel=1e-6)
+
+
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_offloaded_activations_leave_the_device(share: float) -> None:
     whole, less = (priced(job(linked(1e15)), offload)[2] for offload in ("none", f"activations:{share}"))
@@ -116,6 +127,51 @@ def test_the_search_finds_the_best_offload_there_is() -> None:
     assert found.step_time_s == pytest.approx(float(prices.step_time_s[best]))
     assert (table.activation_offload[prices.fits] > 0).any()
     assert found.memory.peak_gib * GIB <= model.usable_bytes
+
+
+def test_stages_are_cut_within_what_the_pool_holds() -> None:
+    """Of all cuts of a pipeline the least whose stages find room in a pool that holds less than the best would send there."""
+    fix = "tp=2,cp=1,pp=2,dp=1,micro_batch=1,recompute=none,offload=activations:1,optimizer_sharding=none,schedule=1f1b"
+    fix += ",rank_order=tp-cp-ep-dp-pp"
+
+    def asked(room: float) -> Problem:
+        cluster = linked(4e10, room, "cloudmatrix-384", "pool")
+        return build_problem("llama-3.1-8b", cluster, 4, 32, 8192, fix=fix, memory_margin=0.05, offload_to="pool")
+
+    def listed(room: float) -> tuple[float, float]:
+        """The least step over all cuts, and the most that a stage of any cut sends away."""
+        model, space = CostModel(asked(room)), Space(asked(room))
+        table, _ = space.layouts(np.arange(len(space.frames)))
+        rows, cuts = model.rows(table.take(np.zeros(31, dtype=np.intp))), np.array([(0, cut, 32) for cut in range(1, 32)])
+        prices = model.price_cuts(rows, cuts)
+        away = model.away_bytes(rows, model.flow(rows, cuts).load).max(axis=1)
+        return float(np.where(prices.fits, prices.step_time_s, np.inf).min()), float(away[prices.step_time_s.argmin()])
+
+    free_s, needed = listed(1e13)
+    tight_s, _ = listed(0.9 * needed)
+    assert tight_s > free_s
+    for room, least_s in ((1e13, free_s), (0.9 * needed, tight_s)):
+        assert plan(asked(room), top=1).plan.step_time_s == pytest.approx(least_s, rel=1e-9)
+
+
+def test_saying_where_to_lets_activations_leave() -> None:
+    """Quarters of them, where the stack can; else the certificate names the flag, and what it would gain on the plan's degrees."""
+    fix = "tp=4|8,cp=1,pp=4,vpp=1,micro_batch=1,recompute=none|full"
+
+    def asked(**more: Any) -> Problem:
+        return build_problem("llama-3.1-70b", "cloudmatrix-384", 64, 64, 8192, fix=fix, **more)
+
+    moved = {float(share) for share in Space(asked(offload_to="pool")).sharings["activation_offload"]}
+    assert moved == {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert set(Space(asked()).sharings["activation_offload"]) == {0.0}
+    assert set(Space(asked(offload_to="host", stack="mindformers")).sharings["activation_offload"]) == {0.0}
+    alone, free = plan(asked()), plan(asked(offload_to="pool"))
+    assert free.plan.step_time_s < alone.plan.step_time_s
+    assert "activations:" in free.plan.layout.offload
+    assert "shares 0, 0.25, 0.5, 0.75, 1 of the activations to the pool" in free.certificate.space
+    assert "activations stay on the device" in alone.certificate.space
+    assert f"{free.plan.step_time_s:.4g} s" in alone.certificate.space
+    assert alone.certificate.space.endswith("less than the plan: --offload-to pool searches them")
 
 
 def test_rules_of_activation_offload() -> None:

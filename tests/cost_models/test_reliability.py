@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from paraplan.cost_models.checkpoint import Failures, Saved, state_bytes
+from paraplan.cost_models.checkpoint import Failures, state_bytes
 from paraplan.cost_models.money import per_million_tokens
+from paraplan.cost_models.recovery import Recovery, Saved
 from paraplan.cost_models.reliability import (
-    Recovery,
     best_interval_s,
     daly_interval_s,
     failures_per_s,
@@ -19,6 +19,7 @@ from paraplan.cost_models.reliability import (
     lost_share,
     spares,
     time_over_work,
+    weighed_s,
     yearly_rate,
     young_interval_s,
 )
@@ -50,7 +51,7 @@ def simulated_goodput(interval_s: float, save_s: float, drain_s: float, restart_
 )
 def test_expected_time_is_what_a_simulation_takes(save: float, drain: float, restart: float, mtbf: float) -> None:
     interval = float(kept_interval_s(save, drain, mtbf))
-    expected = 1.0 / float(time_over_work(save, drain, restart, mtbf))
+    expected = 1.0 / float(time_over_work(interval, save, restart + drain, mtbf))
     assert simulated_goodput(interval, save, drain, restart, mtbf, 30_000) == pytest.approx(expected, rel=0.02)
     if not drain:
         assert expected == pytest.approx(1.0 - lost_share(interval, save, mtbf, restart))
@@ -135,3 +136,25 @@ def test_money_by_hand() -> None:
     found = per_million_tokens(400_000.0, 1000, 2.0, 700.0)
     assert (found.device_hours, found.price, found.kwh) == pytest.approx((0.69444, 1.38889, 0.486111), rel=1e-4)
     assert per_million_tokens(400_000.0, 1000).price is None
+
+
+def test_kinds_of_failure_weigh_as_a_simulation_of_both_says() -> None:
+    """Three in four failures lose 600 s of drain and 900 s of restart, the others nothing and 60 s; drawn at random."""
+    mtbf, save, interval, kinds = 7200.0, 20.0, 500.0, ((0.75, 600.0, 900.0), (0.25, 0.0, 60.0))
+    chance, clock, trained = random.Random(2), 0.0, 0.0
+
+    def kind() -> tuple[float, float, float]:
+        return kinds[0] if chance.random() < kinds[0][0] else kinds[1]
+
+    for _ in range(40_000):
+        alive, (_, drain, restart) = chance.expovariate(1.0 / mtbf), kind()
+        trained += interval * max(math.floor((alive - drain) / (interval + save)), 0)
+        clock += alive
+        while (next_failure := chance.expovariate(1.0 / mtbf)) < restart:  # fails again while it comes back, by either kind
+            clock += next_failure
+            restart = kind()[2]
+        clock += restart
+    shares, drains, restarts = zip(*kinds, strict=True)
+    failure = weighed_s(drains, shares, mtbf) + weighed_s(restarts, shares, mtbf)
+    assert float(time_over_work(interval, save, failure, mtbf)) == pytest.approx(clock / trained, rel=0.02)
+    assert float(weighed_s([120.0, 120.0], [0.3, 0.7], mtbf)) == pytest.approx(120.0)

@@ -16,12 +16,14 @@ from paraplan.cost_models.run_statistics import ended
 from paraplan.cost_models.runs import Run, Unpriceable, meaning
 from paraplan.cost_models.validation import Outcome, Validation, validate
 from paraplan.optimizer.cli import main
-from paraplan.search_spaces.inputs import catalog_names
+from paraplan.search_spaces.inputs import catalog_names, load_stack
+from paraplan.search_spaces.model import Attention
 
 MEASURED = Path(__file__).parents[1] / "measured"
 UNKNOWN = MEASURED / "unknown_family" / "runs.csv"
 WHOLE = Path(__file__).parents[3] / "shared" / "measured" / "runs.csv"
 Row = dict[str, Any]
+FUSED_TP = load_stack("mindspeed-llm").fused_tp
 BASE = {
     "id": "base",
     "family": "newlab",
@@ -224,6 +226,27 @@ def test_frameworks_keep_their_ways_in_other_families() -> None:
 
 
 @pytest.mark.parametrize(
+    ("release", "model", "tp_hidden", "eager", "attention"),
+    [
+        ("9ff89b87 (2024-03-17)", "llama-3.1-8b", 0.0, ("activation", "rotary"), "flash"),
+        ("9ff89b87 (2024-03-17)", "bloom-7b", 0.0, ("activation", "rotary"), "unfused"),
+        ("2f32c76b (2024-04-09)", "bloom-7b", 0.0, ("activation", "rotary"), "flash"),
+        ("b2915bd2 (2024-04-26)", "llama-3.1-8b", FUSED_TP, (), "flash"),
+        ("b2915bd2 (2024-04-26)", "mixtral-8x7b", FUSED_TP / 2, (), "flash"),
+        ("v1.0.0 (2024-12)", "llama-3.1-8b", FUSED_TP, (), "flash"),
+        ("v2.0.0 (2025-03)", "llama-3.1-8b", 0.0, (), "flash"),
+    ],
+)
+def test_modellink_runs_the_kernels_of_its_releases_scripts(
+    release: str, model: str, tp_hidden: float, eager: tuple[str, ...], attention: str
+) -> None:
+    shapes = {"bloom-7b": {"num_layers": 2, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 250880}}
+    stack = job_of(run(software=f"MindSpeed-LLM/ModelLink {release}", model=model, ep="1"), shapes).problem.stack
+    assert stack.name == "mindspeed-llm"
+    assert (stack.overlap.tp, stack.eager_kernels, stack.attention_kernel) == (tp_hidden, eager, attention)
+
+
+@pytest.mark.parametrize(
     ("text", "status"),
     [("", "ok"), ("OK", "ok"), ("CUDA out of memory", "oom"), ("OOM", "oom"), ("crashed", "fail"), ("room", "fail")],
 )
@@ -257,6 +280,13 @@ def test_aliases_lead_to_the_catalog() -> None:
 )
 def test_models_are_found_under_other_names(name: str, model: str) -> None:
     assert model_of(run(model=name), {}, 4096)[0].name == model
+
+
+def test_mistral_7b_looks_back_on_4096_tokens() -> None:
+    shape = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 14336}
+    shapes = dict.fromkeys(("mistral-7b", "llama2-7b"), shape)
+    mixers = [model_of(run(model=name), shapes, 32768)[0].kinds["dense"].mixer for name in shapes]
+    assert [mixer.window for mixer in mixers if isinstance(mixer, Attention)] == [4096, None]
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-9b", "qwen3", "b", "-", "deepseek"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paraplan.cost_models.pipeline import recurrence_s
-from paraplan.cost_models.replay import ends_s, least_s, stage_ends_s
+from paraplan.cost_models.replay import ends_s, least_s, reduced, stage_ends_s
 from paraplan.cost_models.schedules import (
     BACKWARD,
     FORWARD,
@@ -18,7 +18,7 @@ from paraplan.cost_models.schedules import (
     Schedule,
     build_schedule,
     check_schedule,
-    equal_groups,
+    group_size,
     loss_stages,
     stage_chunks,
     usual_schedule,
@@ -138,9 +138,20 @@ def test_many_rows_replayed_at_once_are_the_simulation(schedule: Schedule, rows:
         np.testing.assert_array_equal(found[:, row], replayed(schedule, work.row(row), float(edges[row])).stage_end_s)
 
 
+@given(schedules(), st.floats(0.1, 0.4))
+@settings(deadline=None, max_examples=30)
+def test_recompute_ahead_of_the_gradient_is_replayed_as_simulated(schedule: Schedule, share: float) -> None:
+    work, edges = some_work(schedule, 2)
+    ahead = Work(work.forward_s, work.backward_s, work.weight_s, work.exchange_s, share * work.backward_s)
+    found, waiting = ends_s(schedule, ahead, edges), ends_s(schedule, work, edges)
+    for row in range(2):
+        np.testing.assert_allclose(found[:, row], replayed(schedule, ahead.row(row), float(edges[row])).stage_end_s, rtol=1e-12)
+    assert (found <= waiting * (1 + 1e-12)).all()
+
+
 @pytest.mark.parametrize(("pp", "m", "group"), [(4, 10, 5), (4, 3, 3), (3, 8, 4), (8, 20, 10), (4, 12, None), (4, 8, None)])
 def test_rounds_of_pytorch_where_micro_batches_are_no_multiple_of_stages(pp: int, m: int, group: int | None) -> None:
-    assert equal_groups("interleaved", pp, m) == group and equal_groups("1f1b", pp, m) is None
+    assert group_size("interleaved", pp, m) == group and group_size("1f1b", pp, m) is None
     schedule = build_schedule("interleaved", pp, 2, m, group)
     line = replayed(schedule, equal_work(schedule, 1.0, 2.0, 0.0))
     assert line.busy_s.tolist() == pytest.approx([6.0 * m] * pp)
@@ -180,6 +191,23 @@ def test_many_micro_batches_are_told_from_fewer(name: str, pp: int, vpp: int) ->
     for row, count in enumerate(m.tolist()):
         step = replayed(build_schedule(name, pp, vpp, count), work.row(row), float(edges[row])).step_s
         assert found[row] == pytest.approx(step, rel=1e-12 if count <= 16 * pp else 0.01)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "group"), [(2, 2, 3), (3, 3, 4), (4, 2, 6), (4, 2, 20), (2, 3, 11)])
+def test_groups_that_are_asked_for_are_told_from_fewer_of_them(pp: int, vpp: int, group: int) -> None:
+    m = np.array([group, 2 * group + pp, 12 * group, 40 * pp // group * group + group + pp])
+    work, edges = some_work(build_schedule("interleaved", pp, vpp, m[0], group), len(m))
+    found = stage_ends_s("interleaved", pp, vpp, work, edges, m, group=group).max(axis=0)
+    for row, count in enumerate(m.tolist()):
+        step = replayed(build_schedule("interleaved", pp, vpp, count, group), work.row(row), float(edges[row])).step_s
+        whole = reduced("interleaved", pp, count, group) == count
+        assert found[row] == pytest.approx(step, rel=1e-12 if whole else 0.01)
+    assert reduced("interleaved", pp, 999 * group + pp, group) % group == pp
+
+
+@pytest.mark.parametrize(("m", "asked", "group"), [(10, 5, 5), (8, 4, None), (8, 6, None), (9, 6, 4), (12, 0, None), (9, 0, 4)])
+def test_groups_are_those_asked_for_where_micro_batches_go_into_them(m: int, asked: int, group: int | None) -> None:
+    assert group_size("interleaved", 4, m, asked) == group
 
 
 def test_orders_written_by_hand() -> None:

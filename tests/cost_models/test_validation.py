@@ -104,6 +104,8 @@ def test_every_stack_and_cluster_of_the_vocabulary_is_in_the_catalog() -> None:
         ("optimizer_sharding", "", "blank"),
         ("offload", "optimizer (CPU AdamW)", "optimizer:1"),
         ("moe_dispatcher", "flex:hybridep", "flex"),
+        ("flex_backend", "flex:deepep", "deepep"),
+        ("flex_backend", "alltoall", ""),
         ("compiled", "4 GPUs per node; torch.compile=False; grad_accum=4", "no"),
         ("compiled", "4 GPUs per node; torch.compile=True", "yes"),
         ("overlap.tp", "tp+grad-reduce+param-gather+p2p", "on"),

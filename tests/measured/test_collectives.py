@@ -54,11 +54,19 @@ def test_collectives_of_one_server_have_not_drifted(system: str) -> None:
 
 
 def test_token_exchanges_have_not_drifted() -> None:
-    """From 4 to 64 ranks on NVLink and over up to four servers, medians were 0.5 to 14 % by kind, 6 % over all."""
+    """DeepEP on every system and NVLink kernels from 4 to 64 ranks: medians were 1 to 11 % by kind, 5 % over all."""
     by_kind = defaultdict(list)
     for found in collectives.exchanges(sample("moe_sample.csv")):
-        by_kind[found.kind, found.ranks].append(abs(found.error))
-    assert len(by_kind) == 13
+        by_kind[found.system, found.kernel, found.ranks].append(abs(found.error))
+    eight_servers = by_kind.pop(("h100_sxm", "DeepEP", 64))
+    assert len(by_kind) == 18
     for kind, errors in by_kind.items():
-        assert np.median(errors) <= 0.16, kind
-    assert np.median([error for errors in by_kind.values() for error in errors]) <= 0.08
+        assert np.median(errors) <= 0.13, kind
+    assert np.median([error for errors in by_kind.values() for error in errors]) <= 0.07
+    assert 0.2 <= np.median(eight_servers) <= 0.6  # a fabric without oversubscription is not the table's
+
+
+def test_eight_servers_are_priced_by_what_their_spine_carries() -> None:
+    """Leaves of four servers under a spine oversubscribed 3:1 make dispatch and combine of all sizes as slow as measured."""
+    rows = [row for row in sample("moe_sample.csv") if row["nodes"] == "8"]
+    assert np.median([abs(found.error) for found in collectives.exchanges(rows, spine=3.0)]) <= 0.08
