@@ -73,6 +73,8 @@ class Checked(Result):
     advice: tuple[str, ...] = ()
     judged: int = 0
     not_judged: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # what makes the model another than it likely is
+    unmodelled: tuple[str, ...] = ()  # what the job trains in another way than is priced
     unpriced: tuple[str, ...] = ()
     fit: Fit | None = None
     priced: PricedLayout | None = None

@@ -14,7 +14,7 @@ from ...cost_models.step import CostModel
 from ...search_spaces.choices import PRICED_CP_TYPES
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.errors import Infeasible
-from ...search_spaces.inputs import build_problem, load_cluster
+from ...search_spaces.inputs import OF_THE_SEARCH, build_problem, load_cluster
 from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import model_constants
@@ -30,7 +30,7 @@ from .advice import advice
 from .changes import changes, nearest_words, proposed, with_shares
 from .checked import Change, Checked, Fit, Mended
 from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_recipe
-from .legality import TRAINED, Broken, Known, broken_rules, known_of, nearest, not_judged
+from .legality import TRAINED, Broken, Known, broken_rules, known_of, left_to_recipe, nearest, not_judged
 from .mending import breaking_term, mends
 from .tolerance import Tolerance, judge
 
@@ -88,17 +88,21 @@ def check(
     layout, dp, split, cut_wrong = laid_out(job, spec, software)
     known = known_of(job, layout, dp, split, spec, software, machine)
     known = replace(known, rules=tuple(rule for rule in known.rules if not left_open or rule.id != "C060"))
+    unsettled = left_to_recipe(known, job)
+    known = replace(known, rules=tuple(rule for rule in known.rules if rule.id not in unsettled))
+    left_open += tuple(f"{rule} needs {', '.join(names)}, which recipe {job.recipe} may set" for rule, names in unsettled.items())
     broken = [*_as_broken((*job.findings, *cut_wrong)), *_with_uneven(broken_rules(known), known)]
     near = _nearest(job, known, broken)
     mtp = (spec.mtp.layers if spec.mtp else 0) if spec is not None else job.sizes.get("mtp_layers", 0)
     made = [proposed(job, layout, change, known.dp_follows, known.values.get("layers"), mtp) for change in near]
-    unpriced = [*_missing(job, spec, machine, software), *_unpriceable(job, layout, dp, broken)]
+    missing = [*_other_training(job), *_missing(job, spec, machine, software)][:1]
+    unpriced = [*missing, *_unpriceable(job, layout, dp, broken)]
     said = list(job.assumptions)
     problem = priced = found = curves = None
-    if spec is not None and machine is not None and software is not None and not list(_missing(job, spec, machine, software)):
+    if spec is not None and machine is not None and software is not None and not missing:
         problem = _problem(job, spec, machine, software, memory_margin, expert_imbalance, vocab_size)
         curves = load_profile(machine.accelerator.name, profile)
-        said += [each for each in assumptions(problem, curves, profile) if each not in said]
+        said += [each for each in assumptions(problem, curves, profile) if each not in (*said, *OF_THE_SEARCH)]
     if problem is not None and not unpriced:
         try:
             priced, _ = evaluate(problem, layout, profile=profile, replayed=False)
@@ -108,6 +112,7 @@ def check(
     fit = _fit(job, CostModel(switched(problem, layout), curves), priced) if problem and curves and priced else None
     if best and problem is not None:
         found = _best(problem, profile, time_limit_s, progress)
+        said += [f"in the search for the best layout, {each}" for each in problem.assumptions if each in OF_THE_SEARCH]
     start = priced
     if priced is None and problem is not None:
         start = _nearest_priced(problem, near, made, profile)
@@ -144,6 +149,8 @@ def check(
         ),
         judged=len(known.judged),
         not_judged=(*not_judged(known), *left_open),
+        doubts=job.doubts if model is None else (),
+        unmodelled=job.unmodelled,
         unpriced=tuple(dict.fromkeys(unpriced)),
         fit=fit,
         priced=priced,
@@ -195,6 +202,13 @@ def _steps(values: Mapping[str, int]) -> int | None:
 
 
 # --- what it costs -----------------------------------------------------------------------------------------------------------
+
+
+def _other_training(job: Job) -> Iterator[str]:
+    """Training that no price is for, in one sentence."""
+    if job.unmodelled:
+        asked = " and ".join(job.unmodelled)
+        yield f"Memory and time: the job {asked}; what is modelled trains every parameter on whole sequences."
 
 
 def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, stack: Stack | None) -> Iterator[str]:

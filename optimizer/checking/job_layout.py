@@ -90,7 +90,13 @@ def stack_of(
         chosen = load_stack(cluster.default_stack)
     else:
         chosen = None
-    return chosen.model_copy(update=dict(job.stack_changes)) if chosen is not None else None
+    return _changed(chosen, job.stack_changes) if chosen is not None else None
+
+
+def _changed(stack: Stack, changes: Mapping[str, Any]) -> Stack:
+    """The stack with fields that a configuration sets; of its overlap with those shares."""
+    overlap = stack.overlap.model_copy(update=changes.get("overlap", {}))
+    return stack.model_copy(update={**changes, "overlap": overlap})
 
 
 def laid_out(job: Job, model: ModelSpec | None, stack: Stack | None) -> tuple[Layout, int | None, Split | None, list[Finding]]:

@@ -233,6 +233,15 @@ def broken_rules(found: Known) -> list[Broken]:
     return broken
 
 
+def left_to_recipe(found: Known, job: Job) -> dict[str, tuple[str, ...]]:
+    """Rules that would be broken by what a job leaves to its recipe, which may set it, with those columns."""
+    if job.recipe is None:
+        return {}
+    unset = [name for name in job.degrees if name not in job.written]
+    resting = {rule.id: tuple(name for name in unset if name in _varied(rule)) for rule in found.judged}
+    return {each.rule: resting[each.rule] for each in broken_rules(found) if resting[each.rule]}
+
+
 def _grid_sentence(values: Mapping[str, int]) -> str:
     degrees = [name for name in ("tp", "cp", "pp", "dp") if values[name] > 1] or ["tp"]
     needed = values["tp"] * values["cp"] * values["pp"] * values["dp"]

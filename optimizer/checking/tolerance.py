@@ -19,10 +19,16 @@ UNITS = {
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86400.0),
 }
 STEPS = ("step", "steps", "iteration", "iterations", "iter", "iters")
+AMOUNT = r"([0-9]{1,12}(?:\.[0-9]{1,6})?)"
+PARTS = re.compile(rf"{AMOUNT}\s*([a-z]+)[\s,]*")
+CLOCK = re.compile(r"([0-9]{1,3}):([0-5][0-9]):([0-5][0-9])")
+ISO = re.compile(rf"p(?:{AMOUNT}(d))?(?:t(?:{AMOUNT}(h))?(?:{AMOUNT}(m))?(?:{AMOUNT}(s))?)?")
 VOLATILE = re.compile(
-    r"^(/dev/shm|/run/shm|/tmp|/mnt/ramdisk|tmpfs|ramfs)(/|$|:)|^(ram|memory|host[_ -]?memory|local[_ -]?memory|shm)$",
+    r"^(?:file://)?(/dev/shm|(?:/var)?/run/shm|/tmp|/mnt/ramdisk|tmpfs|ramfs)(/|$|:)"
+    r"|^(ram|memory|host[_ -]?memory|local[_ -]?memory|shm)$",
     re.IGNORECASE,
 )
 """Stores that are gone with their host: its memory, or a folder that is commonly kept there."""
@@ -61,12 +67,21 @@ class Duration:
 
 
 def duration(text: str) -> Duration | None:
-    """ "30min", "1.5 h", "500 steps" or a bare "500"; None for anything else."""
-    match = re.fullmatch(r"\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*", text)
-    if not match:
+    """ "30min", "1.5 h", "1h30m", "00:30:00", ISO 8601's "PT30M", "500 steps" or a bare "500"; None for anything else."""
+    plain = text.strip().lower()
+    if clock := CLOCK.fullmatch(plain):
+        hours, minutes, seconds = map(int, clock.groups())
+        return Duration(3600.0 * hours + 60.0 * minutes + seconds, "s")
+    if re.fullmatch(AMOUNT, plain):
+        return Duration(float(plain), "")
+    iso = ISO.fullmatch(plain)
+    parts = list(zip(iso.groups()[::2], iso.groups()[1::2], strict=True)) if iso else PARTS.findall(plain)
+    given = [(float(amount), unit) for amount, unit in parts if amount]
+    if len(given) == 1 and given[0][1] in STEPS and PARTS.fullmatch(plain):
+        return Duration(*given[0])
+    if not given or any(unit not in UNITS for _, unit in given) or (not iso and PARTS.sub("", plain)):
         return None
-    unit = match.group(2).lower()
-    return Duration(float(match.group(1)), unit) if not unit or unit in UNITS or unit in STEPS else None
+    return Duration(*given[0]) if len(given) == 1 else Duration(sum(amount * UNITS[unit] for amount, unit in given), "s")
 
 
 def judge(
@@ -78,10 +93,10 @@ def judge(
     least_save_s: float | None,
 ) -> Tolerance:
     """What is wrong with a job's fault tolerance. `save_s` is what a checkpoint takes, `least_save_s` what it takes at least."""
-    interval, broken = _interval(given)
-    broken += list(_store(given))
+    interval, broken = _timed("checkpoint_interval", given.checkpoint_interval)
+    written, wrong = _timed("checkpoint_save_time", given.checkpoint_save_time)
+    broken = [*broken, *wrong, *_store(given)]
     seconds = interval.seconds(step_time_s) if interval is not None else None
-    written = duration(given.checkpoint_save_time) if given.checkpoint_save_time else None
     save = save_s if save_s is not None else written.seconds(step_time_s) if written is not None else None
     at_least = save is None
     save = least_save_s if save is None else save
@@ -114,25 +129,21 @@ def _assumed(cluster: ClusterSpec) -> Iterator[str]:
     yield from assumed((f"{cluster.name} failures {name}", figure) for name, figure in rates(cluster).items())
 
 
-def _interval(given: FaultTolerance) -> tuple[Duration | None, list[Broken]]:
-    text = given.checkpoint_interval
+def _timed(name: str, text: str | None) -> tuple[Duration | None, list[Broken]]:
+    """What is written of a time, and what is wrong with it."""
     if text is None:
         return None, []
     found = duration(text)
     if found is None or not found.amount:
-        sentence = f"checkpoint_interval {text[:40]!r} is not a time: write 30min, 2h or 500 steps."
-        return None, [
-            Broken(rule="F001", sentence=sentence, reason="an interval is a time or a number of steps", source="definition")
-        ]
-    if not found.unit:
-        amount = f"{found.amount:g}"
-        sentence = (
-            f"checkpoint_interval {amount} has no unit: {amount} steps, {amount} s and {amount} min differ; write one of them."
-        )
-        return None, [
-            Broken(rule="F001", sentence=sentence, reason="an interval is a time or a number of steps", source="definition")
-        ]
-    return found, []
+        return None, [_untimely(f"{name} {text[:40]!r} is not a time: write 30min, 2h or 500 steps.")]
+    if found.unit:
+        return found, []
+    amount = f"{found.amount:g}"
+    return None, [_untimely(f"{name} {amount} has no unit: {amount} steps, {amount} s and {amount} min differ; write one of them.")]
+
+
+def _untimely(sentence: str) -> Broken:
+    return Broken(rule="F001", sentence=sentence, reason="an interval is a time or a number of steps", source="definition")
 
 
 def _store(given: FaultTolerance) -> Iterator[Broken]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
+from ...search_spaces.model import ModelSpec
 from ...search_spaces.stack import Framework
 from ..result import PricedLayout
 from .request import Request
@@ -28,6 +29,18 @@ class Variable:
     meaning: str
     default: str | None = None
     kind: type[str] | type[int] | type[float] = str
+
+
+def norm_epsilon(spec: ModelSpec) -> Variable:
+    """Whoever launches says it only of a model whose description does not."""
+    known = None if spec.norm_epsilon is None else f"{spec.norm_epsilon:g}"
+    return Variable("NORM_EPSILON", "epsilon of the model's norms", known, kind=float)
+
+
+def rotary_base(spec: ModelSpec, kind: type[int] | type[float]) -> Variable:
+    """As norm_epsilon; some frameworks take whole numbers alone."""
+    known = None if spec.rope_theta is None else str(kind(spec.rope_theta))
+    return Variable("ROTARY_BASE", "theta of the rotary embedding", known, kind=kind)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from ..result import Plan
 from .folder import folder
 from .knobs import Settings
-from .launch import SAVE_INTERVAL, Script, Variable, launch_script
+from .launch import SAVE_INTERVAL, Script, Variable, launch_script, norm_epsilon, rotary_base
 from .megatron_model import MegatronRequest, vocabulary_sizes
 from .megatron_parallel import family_problems
 from .request import request
@@ -80,11 +80,11 @@ def left_open(asked: MegatronRequest) -> dict[str, Variable]:
         "save": Variable("CHECKPOINT_DIR", "where checkpoints are read and written"),
         "steps": Variable("TRAIN_ITERS", "number of steps", kind=int),
         "learning_rate": Variable("LR", "peak learning rate", kind=float),
-        "norm_epsilon": Variable("NORM_EPSILON", "epsilon of the model's norms", kind=float),
+        "norm_epsilon": norm_epsilon(asked.spec),
         "save_interval": Variable("SAVE_INTERVAL", "steps between checkpoints", str(SAVE_INTERVAL), kind=int),
     }
     if not asked.spec.learned_positions:
-        variables["rotary_base"] = Variable("ROTARY_BASE", "theta of the rotary embedding", kind=int)
+        variables["rotary_base"] = rotary_base(asked.spec, kind=int)
     if asked.spec.is_moe:
         variables["load_balancing"] = Variable("MOE_LOAD_BALANCING", "aux_loss, seq_aux_loss or none")
         variables["aux_loss_coefficient"] = Variable("MOE_AUX_LOSS_COEFF", "weight of the balancing loss", kind=float)

@@ -243,6 +243,7 @@ def _dispatch(asked: MegatronRequest) -> Settings:
         return []
     chosen = [speaks.set("dispatcher", kind)]
     if kind == "flex":
-        chosen.append(speaks.set("deepep_alone") if speaks.has("deepep_alone") else speaks.set("flex_backend", "deepep"))
+        backend = asked.stack.flex_backend or "deepep"
+        chosen.append(speaks.set("deepep_alone") if speaks.has("deepep_alone") else speaks.set("flex_backend", backend))
     overlapped = asked.overlaps("ep") and asked.layout.ep > 1 and ep_overlap_obstacle(asked) is None
     return [*chosen, *speaks.sets(permute_fusion=asked.stack.fused_kernels, overlap_ep=overlapped)]

@@ -30,8 +30,8 @@ def family_problems(asked: MegatronRequest) -> Iterator[str]:
         yield f"ep {layout.ep} does not divide {model.moe.experts} experts"
     if model.moe and model.moe.bias and layout.etp > 1:
         yield f"experts with biases need etp 1; it is {layout.etp}"
-    if layout.vpp > 1 and layout.schedule == "interleaved" and layout.num_microbatches % layout.pp:
-        yield f"interleaving needs micro-batches in multiples of pp {layout.pp}; there are {layout.num_microbatches}"
+    if layout.vpp > 1 and layout.schedule == "interleaved":
+        yield from _ungrouped(layout.pp, layout.num_microbatches, asked.stack.microbatch_group)
     if (layout.vpp > 1) != (layout.schedule == "interleaved") and layout.schedule in ("1f1b", "interleaved"):
         yield f"schedule {layout.schedule} with vpp {layout.vpp}: interleaved is the schedule of more than one chunk per stage"
     if layout.cp > 1 and layout.cp_type == "a2a+p2p" and cp_hierarchy(asked) is None:
@@ -45,6 +45,15 @@ def family_problems(asked: MegatronRequest) -> Iterator[str]:
         )
     if asked.offload[0] and layout.optimizer_sharding != "zero1":
         yield f"optimizer offload needs optimizer_sharding zero1; it is {layout.optimizer_sharding}"
+
+
+def _ungrouped(pp: int, micro_batches: int, group: int) -> Iterator[str]:
+    """What Megatron-Core refuses of micro-batches in groups, of pp where the stack asks for none."""
+    if not group and micro_batches % pp:
+        yield f"interleaving needs micro-batches in multiples of pp {pp}; there are {micro_batches}"
+    elif group and not (pp <= group <= micro_batches and (micro_batches % group == 0 or micro_batches % group >= pp)):
+        asks = f"from pp {pp} to the {micro_batches} that there are, with none or at least {pp} left over"
+        yield f"groups of {group} micro-batches: interleaving needs {asks}"
 
 
 def _divisor(model: Architecture, most: int) -> int:
@@ -65,6 +74,7 @@ def degree_settings(asked: MegatronRequest) -> Settings:
         *asked.speaks.sets(
             sequence_parallel=layout.sequence_parallel and layout.tp > 1,
             rank_order_pp_inside_dp=asked.pipelines_inside_replicas,
+            microbatch_group=(layout.schedule == "interleaved" and asked.stack.microbatch_group) or None,
         ),
         asked.speaks.set("micro_batch", layout.micro_batch),
         asked.speaks.set("global_batch", asked.problem.workload.global_batch),

@@ -14,7 +14,7 @@ from ..result import Plan
 from .documents import nested
 from .folder import folder
 from .knobs import Settings
-from .launch import SAVE_INTERVAL, TOTAL, Script, Variable, commented, launch_script, origin
+from .launch import SAVE_INTERVAL, TOTAL, Script, Variable, commented, launch_script, norm_epsilon, origin, rotary_base
 from .request import PIPELINES_OUTERMOST, Laid, Request, mtp_layers, request
 
 FRAMEWORK = "mindformers"
@@ -26,8 +26,6 @@ VARIABLES = {
     "train_dataset.data_loader.config.eod": Variable("EOD_ID", "id of the token that ends a document", kind=int),
     "output_dir": Variable("CHECKPOINT_DIR", "where checkpoints are written"),
     "lr_schedule.learning_rate": Variable("LR", "learning rate", kind=float),
-    "model.model_config.rms_norm_eps": Variable("NORM_EPSILON", "epsilon of the model's norms", kind=float),
-    "model.model_config.rope_theta": Variable("ROTARY_BASE", "theta of the rotary embedding", kind=float),
 }
 MOE_VARIABLES = {
     "model.model_config.moe_router_load_balancing_type": Variable("MOE_LOAD_BALANCING", "kind of balancing loss"),
@@ -112,7 +110,7 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
     import yaml
 
     asked = request(MindFormersRequest, plan, FRAMEWORK, version, _problems)
-    left = {**VARIABLES, **(MOE_VARIABLES if asked.spec.is_moe else {})}
+    left = _left_open(asked)
     batch = asked.problem.workload.global_batch
     lines = [f"put({path!r}, {v.kind.__name__}(os.environ[{v.name!r}]))" for path, v in left.items() if v.name != "DATA_PATH"]
     fill = [
@@ -241,7 +239,7 @@ def _plain_mlp(kind: LayerKind) -> bool:
 
 
 def _document(asked: Request) -> dict[str, Any]:
-    left = {**VARIABLES, **(MOE_VARIABLES if asked.spec.is_moe else {})}
+    left = _left_open(asked)
     found = nested(_settings(asked), BASE | {"trainer": {**BASE["trainer"], "model_name": asked.spec.name}})
     found["model"]["model_config"] = {**_model(asked), **found["model"]["model_config"]}
     found["callbacks"] = [
@@ -300,6 +298,16 @@ def _offset(asked: Laid) -> int | list[int] | list[list[int]]:
     if not any(any(row) for row in rows):
         return 0
     return rows if asked.layout.vpp > 1 else rows[0]
+
+
+def _left_open(asked: Request) -> dict[str, Variable]:
+    """What the plan leaves open: key → the variable that carries it."""
+    shape = {"rms_norm_eps": norm_epsilon(asked.spec), "rope_theta": rotary_base(asked.spec, kind=float)}
+    return {
+        **VARIABLES,
+        **{f"model.model_config.{name}": variable for name, variable in shape.items()},
+        **(MOE_VARIABLES if asked.spec.is_moe else {}),
+    }
 
 
 def _recompute(asked: Laid) -> bool | list[int] | list[list[int]]:

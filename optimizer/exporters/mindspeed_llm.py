@@ -253,7 +253,8 @@ def _sharding(asked: MegatronRequest) -> Settings:
 def _recompute(asked: MegatronRequest) -> Settings:
     recompute = asked.recompute
     if recompute and recompute.mode in (FULL_BLOCK, FULL_UNIFORM):
-        return full_recompute_settings(asked, recompute, always_block=True)
+        ahead = asked.stack.recompute_ahead and asked.layout.schedule == "interleaved" and set(asked.counts) == {1}
+        return [*full_recompute_settings(asked, recompute, always_block=True), *asked.speaks.sets(recompute_ahead=ahead)]
     names = recompute.module_names if recompute and recompute.mode == SELECTIVE else ()
     core = [asked.speaks.set("recompute", "selective")] if "core_attn" in names else []
     return [*core, *(asked.speaks.set(SELECTIVE_FLAGS[name]) for name in names if name in SELECTIVE_FLAGS)]

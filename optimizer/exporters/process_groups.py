@@ -108,6 +108,7 @@ Start the processes (torchrun), then on every rank:
     import process_groups
     groups = process_groups.build()                   # {"tp": group, "cp": group, ...}, this rank's own
     process_groups.check_parameters(dense, experts)   # numbers of parameters that this rank holds
+    process_groups.check_balance(dense, experts)      # the same on every rank: are they balanced between ranks?
 """
 
 import itertools
@@ -163,7 +164,37 @@ def check_parameters(dense, experts=0, rank=None, tolerance=0.02):
             raise RuntimeError(f"rank {rank}, stage {stage}: {held} {kind} parameters; the plan counts {planned}")
 
 
+def check_balance(dense, experts=0, held=None, tolerance=0.02):
+    """How much fuller the fullest rank is than the mean; RuntimeError where ranks of one stage differ or that is more than planned.
+
+    Stages hold different layers, and so unequally many: as far as the plan has them so that is balanced. `held` are the (dense,
+    expert) numbers of all ranks, where they are known already.
+    """
+    if held is None:
+        import torch.distributed as dist
+
+        held = [None] * WORLD_SIZE
+        dist.all_gather_object(held, (dense, experts))
+    totals = [sum(counts) for counts in held]
+    for stage, ranks in enumerate(zip(*group_ranks("pp"))):
+        least, most = (pick(ranks, key=totals.__getitem__) for pick in (min, max))
+        if totals[most] - totals[least] > tolerance * totals[most]:
+            raise RuntimeError(f"stage {stage}: rank {most} holds {totals[most]} parameters, rank {least} {totals[least]}")
+    fullest = max(totals) * len(totals) / sum(totals)
+    if fullest > (1 + tolerance) * planned_balance():
+        raise RuntimeError(f"the fullest rank holds {fullest:.3f} times the mean; {planned_balance():.3f} by the plan")
+    return fullest
+
+
+def planned_balance():
+    """Parameters of the fullest stage's ranks over the mean."""
+    totals = [sum(counts) for counts in PARAMETERS]
+    return max(totals) * len(totals) / sum(totals)
+
+
 if __name__ == "__main__":
+    totals = [sum(counts) for counts in PARAMETERS]
+    print(f"parameters of a rank: {min(totals):,} to {max(totals):,} by stage, the fullest {planned_balance():.3f} times the mean")
     for name in GROUPS:
         lists = group_ranks(name)
         print(f"{name:6} {len(lists)} groups of {len(lists[0])}: {lists[0][:8]}{' ...' if len(lists[0]) > 8 else ''}")

@@ -16,7 +16,7 @@ from ...search_spaces.errors import InputError
 from . import deepspeed, job_yaml, megatron_bridge, megatron_script, mindformers, paraplan, torchtitan
 from .job import FaultTolerance, Finding, Job, SplitWish
 from .json_text import plain_json
-from .megatron_script import world
+from .processes import world
 from .python_source import constants, is_python
 from .shell import options, read_script
 
@@ -113,6 +113,9 @@ def recognise(text: str, where: str) -> str:
         return "job"
     if re.search(r"^\s+(tensor|pipeline)_model_parallel_size\s*:", text, re.MULTILINE):
         return "megatron-bridge"
+    started = "\n".join(" ".join(words) for words in read_script(text, None, where).commands)
+    if started != text and megatron_script.is_megatron(started):  # in files that it reads in
+        return "mindspeed-llm" if megatron_script.is_mindspeed(f"{text}\n{started}") else "megatron-lm"
     raise InputError(f"{where}: {UNKNOWN}")
 
 

@@ -84,6 +84,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
             *([] if checkpointed else ["no recompute: activation_checkpointing.number_checkpoints is not given"]),
             *(["bf16: neither fp16 nor bf16 is enabled"] if not _some_precision(doc) else []),
         ),
+        unmodelled=doc.unmodelled(FRAMEWORK),
         unknown=doc.unknown,
         unresolved=auto,
     )

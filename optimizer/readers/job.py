@@ -63,8 +63,8 @@ class Job:
     """One job. What is None or missing was not given and is not assumed; what was assumed stands in `assumptions`.
 
     `degrees` are integer columns of a layout (dp only where the format states it), `choices` its text columns; `sizes` are the
-    model's figures that rules read, as far as the configuration gives them; `stack_changes` are fields of the stack that it sets.
-    `unknown` are options that were not understood, `unresolved` those whose value the file does not hold.
+    model's figures that rules read, as far as the configuration gives them; `stack_changes` are fields of the stack that it sets,
+    and shares of its overlap. `unknown` are options that were not understood, `unresolved` those whose value the file lacks.
     """
 
     format: str
@@ -94,5 +94,7 @@ class Job:
     findings: tuple[Finding, ...] = ()
     advice: tuple[Finding, ...] = ()
     assumptions: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # of what was assumed, what makes the model another than it likely is
+    unmodelled: tuple[str, ...] = ()  # what it trains in another way than is priced, with the option that says so
     unknown: tuple[str, ...] = ()
     unresolved: tuple[str, ...] = ()

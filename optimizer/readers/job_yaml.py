@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from difflib import get_close_matches
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +16,7 @@ from .options import whole
 from .structured import Document
 
 FORMAT = "job"
+TOLERANCE = "fault_tolerance"
 STRATEGY = {
     "tp": ("tensor_parallel", "tp"),
     "pp": ("pipeline_parallel", "pp"),
@@ -37,11 +39,11 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     if not isinstance(task, dict) or not isinstance(task.get("strategy"), dict):
         raise InputError(f"{where}: task.strategy is missing; give tensor_parallel, pipeline_parallel and data_parallel there")
     doc = Document(task, f"{where}: task" if task is not data else where)
-    supernodes, each = doc.whole("resource.supernode"), doc.whole("resource.accelerator_per_node")
+    supernodes, each, accelerators = (doc.whole(*_resource(name)) for name in RESOURCES[:3])
     if supernodes and each and supernodes * each > MOST:
         raise InputError(f"{where}: resource.supernode {supernodes} × accelerator_per_node {each} is no cluster")
     given = {column: doc.whole(*(f"strategy.{name}" for name in names)) for column, names in STRATEGY.items()}
-    said = [f"{column} 1: strategy.{STRATEGY[column][0]} is not given" for column in ("tp", "pp") if given[column] is None]
+    said = [_not_given(doc, column) for column in ("tp", "pp") if given[column] is None]
     degrees = {column: value or 1 for column, value in given.items() if column != "dp" or value is not None}
     if given["micro_batch"] is None:
         degrees.pop("micro_batch")
@@ -51,7 +53,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         choices["sequence_parallel"] = "true" if sp else "false"
     global_batch = doc.whole("strategy.global_batch_size", "training.global_batch_size", "global_batch_size")
     seq_len = doc.whole("strategy.seq_len", "training.seq_len", "strategy.sequence_length", "seq_len")
-    tolerance = _fault_tolerance(task.get("fault_tolerance"), where)
+    tolerance = _fault_tolerance(doc)
     model = doc.text("model", "model.name")
     shape = _shape(task.get("model"), f"{doc.where}: model")
     split = _split(doc, degrees, where, said)
@@ -60,8 +62,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         *(["model."] if shape else []),
         "name",
         "strategy.num_microbatches",
-        "resource.accelerator",
-        "fault_tolerance",
+        *_resource("accelerator"),
         "priority",
         "queue",
         "image",
@@ -72,7 +73,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         format=FORMAT,
         degrees=degrees,
         choices=choices,
-        devices=devices or doc.whole("resource.accelerators") or (supernodes * each if supernodes and each else None),
+        devices=devices or accelerators or (supernodes * each if supernodes and each else None),
         global_batch=global_batch,
         seq_len=seq_len,
         model=shape,
@@ -83,11 +84,13 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         supernode_size=each,
         fault_tolerance=tolerance,
         assumptions=tuple(said),
+        unmodelled=doc.unmodelled(FORMAT),
         unknown=doc.unknown,
     )
 
 
 RESOURCES = ("supernode", "accelerator_per_node", "accelerators", "accelerator")
+UNITS = ("seconds", "minutes", "hours", "days", "steps")
 FLAT = frozenset(
     {*(name for names in STRATEGY.values() for name in names), *TEXT, "sequence_parallel", "sp", "precision"}
     | {"num_microbatches", "layers_per_stage", "layers_per_chunk"}
@@ -138,20 +141,38 @@ def _shape(given: Any, where: str) -> ModelSpec | None:
     return to_record(ModelSpec, given, where) if isinstance(given, dict) and "kinds" in given else None
 
 
-def _fault_tolerance(given: Any, where: str) -> FaultTolerance | None:
-    if given is None:
+def _resource(name: str) -> tuple[str, str]:
+    """Where a resource may be given."""
+    return f"resource.{name}", f"resources.{name}"
+
+
+def _not_given(doc: Document, column: str) -> str:
+    """That a degree is taken as 1, and what is there in its stead if it looks like it."""
+    name = STRATEGY[column][0]
+    near = get_close_matches(f"strategy.{name}", doc.untaken, 1, 0.9)
+    return f"{column} 1: strategy.{name} is not given" + (f"; {near[0]} is not known" if near else "")
+
+
+def _fault_tolerance(doc: Document) -> FaultTolerance | None:
+    """What is said of failures; None where nothing is. InputError where it is no mapping."""
+    if doc.get(TOLERANCE) is not None:
+        raise InputError(f"{doc.where}: {TOLERANCE} must be a mapping of checkpoint_interval, node_failure_policy and state_store")
+    if not any(path.startswith(f"{TOLERANCE}.") for path in doc.values):
         return None
-    if not isinstance(given, dict):
-        raise InputError(f"{where}: fault_tolerance must be a mapping of checkpoint_interval, node_failure_policy and state_store")
-    store = given.get("state_store")
+    store = doc.get(f"{TOLERANCE}.state_store")
     stores = store if isinstance(store, list) else [] if store is None else [store]
-
-    def text(name: str) -> str | None:
-        return None if given.get(name) is None else str(given[name])
-
     return FaultTolerance(
-        checkpoint_interval=text("checkpoint_interval"),
-        node_failure_policy=text("node_failure_policy"),
-        state_store=tuple(str(each) for each in stores),
-        checkpoint_save_time=text("checkpoint_save_time"),
+        checkpoint_interval=_time(doc, "checkpoint_interval"),
+        node_failure_policy=doc.text(f"{TOLERANCE}.node_failure_policy"),
+        state_store=(*map(str, stores), *(str(each) for each in doc.under(f"{TOLERANCE}.state_store"))),
+        checkpoint_save_time=_time(doc, "checkpoint_save_time"),
     )
+
+
+def _time(doc: Document, name: str) -> str | None:
+    """A time as it is written, its unit maybe in a key of its own or in the key's name."""
+    named = {unit: doc.text(f"{TOLERANCE}.{name}_{unit}") for unit in UNITS}
+    amount, unit = doc.text(f"{TOLERANCE}.{name}"), doc.text(f"{TOLERANCE}.{name}_unit")
+    if amount is not None:
+        return amount if unit is None else f"{amount} {unit}"
+    return next((f"{value} {unit}" for unit, value in named.items() if value is not None), None)

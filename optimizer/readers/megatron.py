@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...search_spaces.errors import InputError
+from ...search_spaces.inputs import load_stack
 from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES, Stage
 from ..exporters.splits import parse_megatron_layout
 from .dialects import TABLED, Words
@@ -17,8 +18,11 @@ from .options import Knobs
 from .shell import shown
 
 ARGUMENTS = "Megatron-LM megatron/training/arguments.py"
+FLEX_BACKENDS = ("deepep", "hybridep")  # whose exchanges have a price of their own
 DEGREES = ("tp", "cp", "pp", "ep", "micro_batch")
 SHARDING_BY_STRATEGY = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+EP_OVERLAPPED = "megatron-bridge-ep-overlap"
+"""The stack that says what share of the exchange of tokens Megatron-Core's paired passes hide."""
 MINDSPEED_SELECTIVE = {"recompute_norm": "layernorm", "recompute_activation": "moe_act", "recompute_mla": "mla_up_proj"}
 
 
@@ -35,9 +39,10 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_s
         findings += _other_chunks(knobs, listed, framework)
         degrees["vpp"] = listed
     schedule = _schedule(knobs, degrees)
-    findings += [*_vocabulary(knobs, degrees["tp"]), *_lacking(knobs, framework)]
+    findings += [*_vocabulary(knobs, degrees["tp"]), *_apart_from_backward(knobs, degrees)]
+    (knobs.told if knobs.holds_more else findings).extend(_lacking(knobs, framework))
     sharding, said = _sharding(knobs, degrees, devices)
-    assumptions += [*said, *_assumed(knobs, framework), *model.assumptions]
+    assumptions += [*said, *_assumed(knobs, model, framework), *model.assumptions]
     return Job(
         format=form,
         framework=framework,
@@ -47,7 +52,7 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_s
             "cp_type": _cp_type(knobs),
             "schedule": schedule,
             "optimizer_sharding": sharding,
-            "recompute": _recompute(knobs, framework, findings),
+            "recompute": _recompute(knobs, model, framework, findings),
             "offload": _offload(knobs, model),
             "rank_order": "tp-cp-ep-pp-dp" if knobs.has("rank_order_pp_inside_dp") else "tp-cp-ep-dp-pp",
         },
@@ -66,6 +71,7 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_s
             knob: _as_written(knobs.names[knob], values, framework) for knob, values in knobs.values.items() if knob in knobs.names
         },
         findings=tuple(findings),
+        doubts=model.doubts,
         advice=tuple(knobs.told),
         assumptions=tuple(assumptions),
         unknown=tuple(knobs.unknown),
@@ -96,8 +102,8 @@ def _degrees(knobs: Knobs, model: Described) -> tuple[dict[str, int], list[str]]
 def _refuse_unset(knobs: Knobs) -> None:
     """A degree that is given but has no value in the file cannot be taken for its default."""
     for knob in (*DEGREES, "etp", "vpp", "vpp_layers", "layout"):
-        if knobs.has(knob) and knobs.values[knob] and knobs.text(knob) is None:
-            said = f"{knobs.names[knob]} {' '.join(map(shown, knobs.values[knob]))}"
+        if knobs.has(knob) and knobs.text(knob) is None:
+            said = " ".join((knobs.names[knob], *map(shown, knobs.values[knob])))
             raise InputError(f"{knobs.where}: {said} has no value in the file; give it, as with --set NAME=8")
 
 
@@ -244,6 +250,32 @@ def _lacking(knobs: Knobs, framework: str) -> Iterator[Finding]:
             yield Finding(rule, f"{knobs.names[knob]} needs {wanted} beside it.", "the framework refuses it without", ARGUMENTS)
 
 
+APART = ("--moe-fb-overlap", "--optimize-send-recv-comm", "--adaptive-memory-optimization", "--pipeline-model-parallel-layout")
+"""Options that exclude recompute apart from backward passes."""
+EXCLUDED = {
+    "recompute_in_bubbles": (*APART, "--recompute-in-advance", "--swap-attention", "--no-overlap-p2p-communication"),
+    "recompute_ahead": APART,
+}
+"""MindSpeed's ways to take recompute out of the backward passes, and the options that exclude each."""
+
+
+def _apart_from_backward(knobs: Knobs, degrees: dict[str, int]) -> Iterator[Finding]:
+    """What MindSpeed asks of recompute that is scheduled apart from the backward passes."""
+    options = {*knobs.names.values(), *(text.split()[0] for text in knobs.unknown)}
+    depth, chunk = knobs.whole("recompute_layers", 0), knobs.whole("vpp_layers")
+    for knob in filter(knobs.has, EXCLUDED):
+        asked = [f"does not go with {option}" for option in EXCLUDED[knob] if option in options]
+        if degrees["pp"] == 1 or chunk is None:
+            asked.append("needs pp > 1 and --num-layers-per-virtual-pipeline-stage")
+        if knob == "recompute_in_bubbles" and depth and depth != chunk:
+            asked.append(f"chooses what to redo: leave --recompute-num-layers {depth} out")
+        if knob == "recompute_ahead" and (not depth or knobs.text("recompute_method") == "uniform"):
+            asked.append("needs --recompute-method block and --recompute-num-layers")
+        source = "MindSpeed mindspeed/features_manager/pipeline_parallel/ripipe_schedules_feature.py"
+        for each in asked:
+            yield Finding("C076", f"{knobs.names[knob]} {each}.", "recompute becomes a pass of its own", source)
+
+
 def _vocabulary(knobs: Knobs, tp: int) -> Iterator[Finding]:
     """A vocabulary whose padded size is given is not padded again."""
     padded = knobs.whole("padded_vocab")
@@ -301,11 +333,14 @@ def _sharding(knobs: Knobs, degrees: dict[str, int], devices: int | None) -> tup
     return ("zero1" if knobs.has("zero1") else "none"), []
 
 
-def _recompute(knobs: Knobs, framework: str, findings: list[Finding]) -> str:
+def _recompute(knobs: Knobs, model: Described, framework: str, findings: list[Finding]) -> str:
     granularity = knobs.text("recompute")
     method, depth = knobs.text("recompute_method"), knobs.whole("recompute_layers")
     if framework == "mindspeed-llm" and granularity != "full":
-        modules = [module for knob, module in MINDSPEED_SELECTIVE.items() if knobs.has(knob)]
+        dense = model.sizes.get("experts") == 0
+        modules = [
+            module for knob, module in MINDSPEED_SELECTIVE.items() if knobs.has(knob) and not (dense and module == "moe_act")
+        ]
         modules += ["core_attn"] if granularity == "selective" else []
         return f"selective:{'+'.join(modules)}" if modules else "none"
     if knobs.has("recompute_activations"):
@@ -373,15 +408,25 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
     dispatcher = knobs.text("dispatcher")
     if dispatcher in ("allgather", "alltoall", "flex"):
         changes["moe_dispatcher"] = dispatcher
+        backend = knobs.text("flex_backend") or ("deepep" if framework == "megatron-lm" else "")  # Megatron's own default
+        if dispatcher == "flex" and backend in FLEX_BACKENDS:
+            changes["flex_backend"] = backend
     elif knobs.has("experts") and dispatcher is None and framework != "megatron-bridge":
         changes["moe_dispatcher"] = "allgather"
     divisor = knobs.whole("vocab_divisor")
     if divisor:
         changes["vocab_divisor"] = divisor
+    if knobs.has("recompute_ahead"):
+        changes["recompute_ahead"] = True
+    if knobs.has("overlap_ep") and framework != "mindspeed-llm":
+        changes["overlap"] = {"ep": load_stack(EP_OVERLAPPED).overlap.ep}
+    group = knobs.whole("microbatch_group")
+    if group:
+        changes["microbatch_group"] = group
     return changes
 
 
-def _assumed(knobs: Knobs, framework: str) -> Iterator[str]:
+def _assumed(knobs: Knobs, model: Described, framework: str) -> Iterator[str]:
     if not (knobs.has("bf16") or knobs.has("fp16")):
         yield "bf16: neither --bf16 nor --fp16 is given; Megatron would train in fp32, which is not priced"
     if knobs.has("experts") and not knobs.has("dispatcher") and framework != "megatron-bridge":
@@ -390,5 +435,12 @@ def _assumed(knobs: Knobs, framework: str) -> Iterator[str]:
         yield "optimizer states are not sharded: --use-distributed-optimizer is not given"
     if not knobs.has("overlap_gradients"):
         yield "gradient reduction is not overlapped: --overlap-grad-reduce is not given"
+    if knobs.has("recompute_in_bubbles"):
+        yield "--recompute-in-bubble is not priced: stages keep what pp·vpp passes of chunks save and redo others in bubbles"
+    if knobs.has("recompute_ahead"):
+        yield "recompute comes before the gradient where chunks hold one layer; the last layer's is priced, though it is left out"
     if framework == "mindspeed-llm" and not knobs.has("attention_kernel"):
         yield "attention is not fused: --use-flash-attn is not given"
+    if framework == "mindspeed-llm" and knobs.has("recompute_activation") and model.sizes.get("experts") == 0:
+        option = knobs.names["recompute_activation"]
+        yield f"{option} is priced as if it were not given: only experts' activation functions are priced as computed anew"

@@ -5,20 +5,22 @@ Python program that fills a ConfigContainer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...search_spaces.documents import parse_document
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import catalog_names
+from .arguments import empty_words
 from .dialects import knobs_of, switches_of
 from .job import Job
 from .megatron import job_of
-from .megatron_script import world
 from .options import Knobs
+from .processes import world
 from .python_source import Made, Source, flat, is_python, objects, richest
-from .shell import UNSET, options, read_script, shown
+from .shell import UNSET, Script, options, read_script, shown, unresolved, without_value
+from .unmodelled import unmodelled
 
 FRAMEWORK = "megatron-bridge"
 OVERRIDE = re.compile(
@@ -71,10 +73,18 @@ SWITCHED_ON = {
 
 def overrides(text: str, where: str = "script") -> list[tuple[str, str]]:
     """The key=value pairs of the family in a text, launchers and the rest left out."""
-    words = [word for line in read_script(text, None, where).commands for word in line]
+    words = _overriding(read_script(text, None, where))
     assigned = re.findall(r"(?:^|[\s\"'])(\+{0,2}(?:model|train|ddp|dist|optimizer|comm_overlap|dataset)\.[\w.]+=)", text)
     found = [match.groups() for match in (OVERRIDE.fullmatch(word) for word in words) if match]
     return [(key, value) for key, value in found] if assigned else []
+
+
+def _overriding(script: Script) -> list[str]:
+    """The words of the command with most overrides, or of all lines together where some are nothing but overrides."""
+    counts = [sum(map(bool, map(OVERRIDE.fullmatch, words))) for words in script.commands]
+    if any(count == len(words) for count, words in zip(counts, script.commands, strict=True)):
+        return [word for words in script.commands for word in words]
+    return script.commands[counts.index(max(counts))] if counts else []
 
 
 def read(text: str, where: str, devices: int | None = None, variables: Mapping[str, str] | None = None) -> Job:
@@ -84,8 +94,9 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         if made is None:
             raise InputError(f"{where}: sets no field of {FRAMEWORK}, such as model.tensor_model_parallel_size")
         classes = made.name.endswith(CONTAINER)
-        return _job(list(_fields(made)), where, devices, recipe=None if classes else made.name or None, switched=not classes)
-    pairs = overrides(text, where) if variables is None else _with(text, variables)
+        job = _job(list(_fields(made)), where, devices, recipe=None if classes else made.name or None, switched=not classes)
+        return replace(job, unmodelled=unmodelled(FRAMEWORK, [("recipe", made.name), *flat(made)]))
+    pairs = overrides(text, where) if variables is None else _with(text, where, variables)
     if not pairs:
         pairs = list(_flat(parse_document(text, where, aliases=True))) if not text.lstrip().startswith("-") else []
         pairs = [(key, value) for key, value in pairs if OVERRIDE.fullmatch(f"{key}={value}")]
@@ -93,9 +104,19 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         raise InputError(f"{where}: holds no override of {FRAMEWORK}, such as model.tensor_model_parallel_size=8")
     script = read_script(text, variables, where)
     started = devices or world(script, [o for words in script.commands for o in options(words)], where)
-    recipe = re.search(r"--recipe[= ]\s*(\S+)", text)
-    job = _job(pairs, where, started, recipe=recipe.group(1) if recipe else None)
-    return replace(job, assumptions=(*script.decisions, *job.assumptions))
+    found = [option for words in script.commands for option in options(words)]
+    given = [(option.name, option.values[0] if option.values else True) for option in found]
+    recipe = next((str(value) for name, value in given if name == "recipe" and not unresolved(str(value))), None)
+    job = _job(pairs, where, started, recipe=recipe)
+    told = replace(job, assumptions=(*script.decisions, *job.assumptions), unmodelled=_unmodelled(script, [*given, *pairs]))
+    return replace(told, unresolved=(*job.unresolved, *map(without_value, empty_words(_overriding(script)))))
+
+
+def _unmodelled(script: Script, given: Sequence[tuple[str, object]]) -> tuple[str, ...]:
+    """What options and keys ask for that is not modelled, those of sections that are not read otherwise among them."""
+    words = [word.lstrip("+") for line in script.commands for word in line]
+    keys = [(key, value) for key, _, value in (word.partition("=") for word in words) if "." in key and not key.startswith("-")]
+    return unmodelled(FRAMEWORK, [*given, *keys])
 
 
 def program(text: str, where: str) -> Made | None:
@@ -161,8 +182,8 @@ def _recipe_model(recipe: str) -> str | None:
     return name if name in plain.values() else plain.get(re.sub(r"[-._]", "", name))
 
 
-def _with(text: str, variables: Mapping[str, str]) -> list[tuple[str, str]]:
-    words = [word for line in read_script(text, variables).commands for word in line]
+def _with(text: str, where: str, variables: Mapping[str, str]) -> list[tuple[str, str]]:
+    words = _overriding(read_script(text, variables, where))
     return [(m.group(1), m.group(2)) for m in (OVERRIDE.fullmatch(word) for word in words) if m]
 
 

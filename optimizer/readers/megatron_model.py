@@ -22,14 +22,14 @@ OTHER_MIXERS = ("attention_variant", "linear_pattern", "hybrid")
 
 @dataclass(frozen=True)
 class Described:
-    """What options say of a model: the figures that rules read, the whole of it where they say enough, what was assumed and what
-    is missing.
+    """What options say of a model: the figures that rules read, the whole of it where they say enough, and what was assumed; of
+    that, `doubts` are what a model as people build it seldom has.
     """
 
     sizes: dict[str, int]
     model: ModelSpec | None
-    assumptions: tuple[str, ...]
-    missing: str = ""
+    assumptions: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def describe(knobs: Knobs, vocab_size: int | None = None) -> Described:
@@ -40,16 +40,19 @@ def describe(knobs: Knobs, vocab_size: int | None = None) -> Described:
     vocab = given["padded_vocab"] or given["vocab"] or vocab_size
     said = list(_assumed(knobs, given))
     sizes = _sizes(knobs, given)
-    lacking = [word for name, word in NEEDED.items() if given[name] is None]
-    if lacking:
-        return Described(sizes, None, (), f"{', '.join(lacking)} of the model")
-    if any(knobs.has(name) for name in OTHER_MIXERS):
-        return Described(sizes, None, (), "a MODEL beside the options, which name attention that they do not describe in full")
+    # attention that the options do not describe in full needs a MODEL beside them
+    if any(given[name] is None for name in NEEDED) or any(knobs.has(name) for name in OTHER_MIXERS):
+        return Described(sizes, None)
     if vocab is None:
-        return Described(sizes, None, tuple(said), "the vocabulary: --vocab-size, or a MODEL")
+        return Described(sizes, None, tuple(said))
     if (sizes["layers"] or 0) > MOST_LAYERS:
         raise InputError(f"{knobs.where}: --num-layers {sizes['layers']} is more than any model has ({MOST_LAYERS:,})")
-    return Described(sizes, _model(knobs, given, sizes, vocab), tuple(said))
+    try:
+        model = _model(knobs, given, sizes, vocab)
+    except ValidationError as error:
+        unread = sentence(error, ModelSpec, "the model is not read, as its options do not fit together")
+        return Described(sizes, None, (*said, unread))
+    return Described(sizes, model, tuple(said), tuple(_doubts(given)))
 
 
 WHOLE = (
@@ -58,7 +61,7 @@ WHOLE = (
     *("qk_rope_head_dim", "v_head_dim", "routing_groups", "routing_groups_topk", "latent_size"),
     *("indexer_heads", "indexer_head_dim", "indexer_topk", "seq_len"),
 )
-NEEDED = {"layers": "--num-layers", "hidden_size": "--hidden-size", "heads": "--num-attention-heads"}
+NEEDED = ("layers", "hidden_size", "heads")
 Given = dict[str, int | None]
 
 
@@ -66,10 +69,15 @@ def _assumed(knobs: Knobs, given: Given) -> Iterator[str]:
     """Framework defaults that the model rests on."""
     if given["hidden_size"] and not given["ffn_width"]:
         yield f"feed-forward width {_ffn(knobs, given)}: Megatron's own where --ffn-hidden-size is not given"
-    if given["experts"] and not given["expert_width"]:
-        yield "experts as wide as the feed-forward layer: --moe-ffn-hidden-size is not given"
+    yield from _doubts(given)
     if given["experts"] and not given["top_k"]:
         yield "each token goes to 2 experts: Megatron's default of --moe-router-topk"
+
+
+def _doubts(given: Given) -> Iterator[str]:
+    """Defaults that shape the model and that few models have."""
+    if given["experts"] and not given["expert_width"]:
+        yield "experts as wide as the feed-forward layer: --moe-ffn-hidden-size is not given"
 
 
 def _ffn(knobs: Knobs, given: Given) -> int:
@@ -107,7 +115,7 @@ def _sizes(knobs: Knobs, given: Given) -> dict[str, int]:
     found["kv_heads_multiple"] = found["kv_heads"]
     if layers or experts:
         found |= {"experts": experts, "mla": int(mla), "tied": int(not knobs.has("untied"))}
-        found |= {"indexer": int(bool(given["indexer_heads"])), "compressed": 0, "linear_heads": 0, "state_groups": 0}
+        found |= {"indexer": int(_indexed(knobs, given)), "compressed": 0, "linear_heads": 0, "state_groups": 0}
         found["shared_width"] = given["shared_width"] or 0
         found["expert_width"] = (given["expert_width"] or (_ffn(knobs, given) if given["hidden_size"] else None)) if experts else 0
     if given["hidden_size"] and layers:
@@ -203,10 +211,7 @@ def _model(knobs: Knobs, given: Given, sizes: dict[str, int], vocab: int) -> Mod
         "mtp": mtp,
         "source": "options of the job",
     }
-    try:
-        return ModelSpec.model_validate(data)
-    except ValidationError as error:
-        raise InputError(sentence(error, ModelSpec, f"{knobs.where}: the model that its options describe")) from error
+    return ModelSpec.model_validate(data)
 
 
 def _windowed(knobs: Knobs, layers: int) -> Sequence[bool]:
@@ -250,14 +255,23 @@ def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
     return {"mixer": _mixer(knobs, given, name.endswith("_window")), "mlp": mlp}
 
 
+INDEXER = {"indexer_heads": 64, "indexer_head_dim": 128, "indexer_topk": 2048}
+"""MindSpeed-LLM's defaults (mindspeed_llm features_manager/transformer/multi_latent_attention/dsa_indexer_feature.py)."""
+
+
+def _indexed(knobs: Knobs, given: Given) -> bool:
+    """Whether latent attention picks the tokens it looks at."""
+    return knobs.has("indexer") or bool(given["indexer_heads"])
+
+
 def _mixer(knobs: Knobs, given: Given, window: bool) -> dict[str, Any]:
     heads, hidden = given["heads"] or 1, given["hidden_size"] or 1
     if knobs.has("mla"):
         mixer: dict[str, Any] = {"kind": "mla", "heads": heads, "q_lora_rank": given["q_lora_rank"]}
         defaults = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
         mixer |= {name: given[name] or value for name, value in defaults.items()}
-        if given["indexer_heads"]:
-            mixer |= {name: given[name] for name in ("indexer_heads", "indexer_head_dim", "indexer_topk")}
+        if _indexed(knobs, given):
+            mixer |= {name: given[name] or value for name, value in INDEXER.items()}
         return mixer
     bias = not knobs.has("no_bias")
     mixer = {

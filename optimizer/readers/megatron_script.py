@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ...search_spaces.errors import InputError
-from .dialects import PROCESSES, knobs_of
-from .job import MOST, Job
+from .arguments import empty_words
+from .dialects import knobs_of
+from .job import Job
 from .megatron import job_of
-from .options import by_knob
-from .shell import Option, Script, options, read_script, unresolved, without_value
+from .options import Knobs, by_knob
+from .processes import NODES, PER_NODE, world
+from .shell import SCRIPTS, Script, options, read_script, shown, unresolved, without_value
+from .unmodelled import is_sign, unmodelled
 
 MORE = {
     "num-layers-per-virtual-pipeline-stage": "vpp_layers",
@@ -88,10 +91,6 @@ PLAIN_PREFIXES = (
 PLAIN = re.compile("|".join(map(re.escape, PLAIN_PREFIXES)))
 """Beginnings of options that neither layout nor cost hangs on."""
 
-PER_NODE = ("nproc-per-node", "nproc_per_node", "gpus-per-node", "ntasks-per-node", "gpus_per_node", "npus-per-node")
-NODES = ("nnodes", "nodes", "num-nodes", "num_nodes")
-PER_NODE_VARIABLES = ("NPROC_PER_NODE", "GPUS_PER_NODE", "NPUS_PER_NODE", "GPUS", "NPROC")
-NODE_VARIABLES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NUM_HOSTS", "PET_NNODES")
 MINDSPEED_ONLY = frozenset(
     {
         "context-parallel-algo",
@@ -101,6 +100,8 @@ MINDSPEED_ONLY = frozenset(
         "use-ascend-mc2",
         "swap-optimizer",
         "moe-fb-overlap",
+        "recompute-in-bubble",
+        "recompute-in-advance",
     }
     | {"use-fused-swiglu", "use-fused-rmsnorm", "use-fused-rotary-pos-emb", "use-flash-attn-npu", "first-k-dense-replace"}
     | {"reuse-fp32-param", "moe-permutation-async-comm", "moe-alltoall-overlap-comm", "recompute-activation-function"}
@@ -110,20 +111,41 @@ MINDSPEED_ONLY = frozenset(
 def read(text: str, where: str, framework: str, devices: int | None = None, variables: Mapping[str, str] | None = None) -> Job:
     """The job of a script or an argument list. InputError where it holds no option of the framework."""
     script = read_script(text, variables, where)
-    found = command_line(script, framework)
+    words = command_line(script, framework)
+    found = options(words)
     if not found:
         raise InputError(f"{where}: holds no option of {framework}, such as --tensor-model-parallel-size; name its launch script")
     # the exporters' table has the shorter list; the other members of the family share its spelling
-    knobs = by_knob([o for o in found if not _plain(o.name, framework)], framework, MORE, frozenset(), where)
+    read_here = (o for o in found if not _plain(o.name, framework) and not is_sign(framework, o.name))
+    knobs = by_knob(read_here, framework, MORE, frozenset(), where)
+    knobs.empty = empty_words(words)
+    _refuse_passed_on(knobs, words)
     launched = (option for option in found if option.name in PER_NODE + NODES and any(map(unresolved, option.values[:1])))
     knobs.unresolved += [without_value(f"--{option.name} {option.values[0]}") for option in launched]
+    knobs.unresolved += map(without_value, knobs.empty)
     job = job_of(knobs, framework, framework, devices or world(script, found, where))
     told = tuple(
         f"{name} {values[-1]}: the last of the values {', '.join(dict.fromkeys(values))} that the script assigns"
         for name, values in script.conflicts.items()
         if len(values) <= 8 and all(len(value) <= 40 for value in values)
     )
-    return Job(**{**vars(job), "assumptions": (*script.decisions, *told, *job.assumptions)})
+    asked = unmodelled(framework, ((option.name, " ".join(map(shown, option.values)) or True) for option in found))
+    return Job(**{**vars(job), "assumptions": (*script.decisions, *told, *job.assumptions), "unmodelled": asked})
+
+
+STAGED = ("vpp", "vpp_layers", "layout", "first_stage_layers", "last_stage_layers")
+"""Knobs of stages, which there are several of."""
+
+
+def _refuse_passed_on(knobs: Knobs, words: Sequence[str]) -> None:
+    """InputError where a command cuts stages, but their number is in what it passes on or is passed, and not here."""
+    cut = next((knobs.names[knob] for knob in STAGED if knobs.has(knob)), None)
+    script = next((word for word in words if word.endswith(SCRIPTS) and not word.startswith("-")), None)
+    passed = [shown(word) for word in words if unresolved(word)]
+    if cut is not None and not knobs.has("pp") and (script or passed):
+        missing = f"is in {script}, which is not read" if script else f"may be in {', '.join(dict.fromkeys(passed[:3]))}"
+        said = f"{cut} is given without --pipeline-model-parallel-size, which {missing}"
+        raise InputError(f"{knobs.where}: {said}; name the script that has it, or give both")
 
 
 def is_mindspeed(text: str) -> bool:
@@ -149,50 +171,15 @@ def _plain(name: str, framework: str) -> bool:
     return name not in knobs_of(framework) and name not in MORE and bool(PLAIN.match(name.replace("_", "-")))
 
 
-def command_line(script: Script, framework: str) -> list[Option]:
-    """Options of the command that trains: that with most of the framework's own, or all that variables hold where none has any."""
+def command_line(script: Script, framework: str) -> list[str]:
+    """The command that trains: that with most of the framework's own options, or all that variables hold where none has any."""
     known = knobs_of(framework)
 
-    def score(found: Sequence[Option]) -> int:
-        return sum(option.name in known or option.name in MORE for option in found)
+    def score(words: Sequence[str]) -> int:
+        return sum(option.name in known or option.name in MORE for option in options(words))
 
-    lines = [options(words) for words in script.commands]
-    best = max(lines, key=score, default=[])
+    best = max(script.commands, key=score, default=[])
     if score(best):
         return best
-    held = [options([word for text in words for word in text.split()]) for words in script.variables.values()]
-    return [option for found in held if score(found) for option in found]  # helpers' own options are none of the job's
-
-
-def world(script: Script, found: Sequence[Option], where: str) -> int | None:
-    """Processes of the job: what the launcher is told, else #SBATCH lines, else variables by their usual names."""
-    batch = options(script.batch)
-    told = script.number(PROCESSES)
-    if told is not None:
-        return told
-    for lines in (found, *(options(words) for words in script.commands), batch):
-        per_node, nodes = (_number(lines, names) for names in (PER_NODE, NODES))
-        if per_node is not None and nodes is not None:
-            return _product(per_node, nodes, where)
-        if per_node is not None and lines is not batch:
-            outer = script.number(*NODE_VARIABLES) or _number(batch, NODES)
-            told = any(option.name in NODES for option in lines)
-            if outer is not None or not told:
-                return _product(per_node, outer or 1, where)
-    total = script.number("WORLD_SIZE")
-    if total is not None:
-        return total
-    per_node, nodes = script.number(*PER_NODE_VARIABLES), script.number(*NODE_VARIABLES)
-    return _product(per_node, nodes, where) if per_node is not None and nodes is not None else None
-
-
-def _product(per_node: int, nodes: int, where: str) -> int:
-    if not 0 < per_node * nodes <= MOST:
-        raise InputError(f"{where}: {nodes} nodes of {per_node} processes are no job")
-    return per_node * nodes
-
-
-def _number(found: Sequence[Option], names: Sequence[str]) -> int | None:
-    values = [option.values[0] for option in found if option.name in names and option.values]
-    plain = [value for value in values if re.fullmatch(r"\d{1,9}", value)]
-    return int(plain[-1]) if plain else None
+    held = [[word for text in words for word in text.split()] for words in script.variables.values()]
+    return [word for words in held if score(words) for word in words]  # helpers' own options are none of the job's

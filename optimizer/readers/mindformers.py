@@ -20,6 +20,7 @@ SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "zero_bubble_v": "zb-v", "seqpipe
 MODEL = "model.model_config"
 EARLIER = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads"}
 """Field of earlier versions → of a config.json."""
+NOT_TRAINING = ("predict", "eval", "export")
 FAMILIES = {"LlamaConfig": "llama", "LlamaForCausalLM": "llama"}
 """Class of earlier versions, whose files have no model_type → model_type."""
 PLAIN = (
@@ -46,6 +47,9 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     if not isinstance(data.get("parallel_config"), dict):
         raise InputError(f"{where}: parallel_config is missing; give a training YAML of {FRAMEWORK}")
     doc = Document(data, where)
+    mode = doc.text("run_mode")
+    if mode in NOT_TRAINING:
+        raise InputError(f"{where}: run_mode = {mode} is no training job; give the YAML of a training run")
     names = {
         "tp": "model_parallel",
         "cp": "context_parallel",
@@ -85,6 +89,9 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     doc.get("parallel.parallel_optimizer_config.optimizer_weight_shard_size")
     swapped = doc.flag("swap_config.swap", "optimizer.swap") or False
     sp = doc.flag("parallel_config.use_seq_parallel") or False
+    if sp and degrees["tp"] == 1 and doc.get(f"{MODEL}.model_type") is None:
+        sp = False
+        said.append("use_seq_parallel does nothing at model_parallel 1: models by class, without a model_type, take it so")
     doc.skip(
         *PLAIN,
         "recompute_config.",
@@ -121,12 +128,16 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         written=doc.written,
         findings=tuple(findings),
         assumptions=(*said, *told),
+        unmodelled=doc.unmodelled(FRAMEWORK),
         unknown=tuple(each for each in doc.unknown if not each.startswith(MODEL)),
     )
 
 
 def _model(data: Mapping[str, Any], where: str) -> tuple[ModelSpec | None, list[str]]:
-    """The model of model_config, whose fields are those of a config.json or their earlier names; or why it cannot be made of it."""
+    """The model of model_config, whose fields are those of a config.json or their earlier names; or why it cannot be made of it.
+
+    Models by class have their experts in a section of their own, moe_config: every layer's, each as wide as the dense part.
+    """
     section = data.get("model")
     own = section.get("model_config") if isinstance(section, dict) else None
     if not isinstance(own, dict):
@@ -138,6 +149,12 @@ def _model(data: Mapping[str, Any], where: str) -> tuple[ModelSpec | None, list[
     if named is None:
         return None, ["the model is not read: model_config has no model_type"]
     fields: dict[str, object] = {"max_position_embeddings": own.get("seq_length"), **renamed, "model_type": named}
+    experts = data.get("moe_config")
+    if isinstance(experts, dict) and named == "llama" and (experts.get("expert_num") or 1) > 1:
+        if experts.get("shared_expert_num"):
+            return None, ["the model is not read: moe_config has shared experts, whose width it does not say"]
+        chosen = experts.get("num_experts_chosen") or 1
+        fields |= {"model_type": "mixtral", "num_local_experts": experts["expert_num"], "num_experts_per_tok": chosen}
     trainer = data.get("trainer")
     name = trainer.get("model_name") if isinstance(trainer, dict) else None
     try:

@@ -14,7 +14,10 @@ from .shell import Option, shown, unresolved, without_value
 
 @dataclass
 class Knobs:
-    """What a command line sets, by knob. `where` names it in errors; `used` options are understood, the rest is `unknown`."""
+    """What a command line sets, by knob. `where` names it in errors; `used` options are understood, the rest is `unknown`.
+
+    `empty` are words of the command line that may stand for options but hold no value.
+    """
 
     where: str
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -22,6 +25,7 @@ class Knobs:
     unknown: list[str] = field(default_factory=list)
     unresolved: list[str] = field(default_factory=list)
     told: list[Finding] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
 
     def add(self, knob: str, name: str, values: tuple[str, ...]) -> None:
         """Sets a knob; one that the file gives twice keeps the later value, as argparse does, and it is told if they differ."""
@@ -32,6 +36,11 @@ class Knobs:
                 Finding("option", f"{name} is given twice, {old} and then {new}: the framework takes the last, {new}.")
             )
         self.values[knob], self.names[knob] = values, name
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether the command line may have options that the file does not hold; a script's own arguments are taken to be none."""
+        return any(name not in ("@", "*") for word in self.empty for name in unresolved(word))
 
     def has(self, knob: str) -> bool:
         return knob in self.values
@@ -67,6 +76,8 @@ def whole(text: object, what: str, least: int = 1) -> int:
     """A whole number within reason. InputError names what it was and what would be right."""
     plain = str(text).strip()
     digits = plain[1:] if plain[:1] in "+-" else plain
+    if plain.startswith("$"):
+        raise InputError(f"{what} {_short(plain)} has no value in the file; give it, as with --set {plain.strip('${}')}=8")
     if isinstance(text, bool) or not (digits.isascii() and digits.isdigit()):
         raise InputError(f"{what} {_short(plain)!r} is not a whole number")
     if len(digits) > 12 or not least <= int(plain) <= MOST:

@@ -1,162 +1,154 @@
-"""A launch script read as text: its variables, arrays and command lines. Nothing is executed, and no file but it is looked at.
+"""A launch script read as text: its variables, arrays and command lines. Nothing is executed.
 
 Variables are put in where they stand; a command substitution has no value here. Of conditionals and loops (`shell_flow`), and after
 a test with && or ||, what the script's own values let through is read, a variable without one being empty as it is in the shell; a
 test that cannot be told counts as not met, and what was decided is told. The last assignment of a name wins, and names that are
-assigned different values are told.
+assigned different values are told. Scripts that it reads in or starts are followed where they lie beside it, as are here-documents
+that a shell runs.
 """
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from ...search_spaces.errors import InputError
-from .arithmetic import arithmetic
-from .shell_flow import OPENERS, Line, Reader, follow, is_test, keyword, shapes
+from .arguments import Option, options
+from .shell_files import found_beside, text_of
+from .shell_flow import Line, Reader, follow, is_test, keyword, shapes
+from .shell_tests import decision, holds, joined
+from .shell_values import POSITIONAL, UNSET, Script, expanded, filled, shown, unresolved, without_value
 from .shell_words import ARRAY_BEGIN, ARRAY_END, ASSIGNMENT, Part, Word, lines_of, words_of
 
-UNSET = "\x00"
-"""Stands in a word for what has no value in the file, with the name behind it up to the next one."""
-MOST_CHARACTERS = 20_000_000
+__all__ = ["UNSET", "Option", "Script", "options", "read_script", "shown", "unresolved", "without_value"]
+
 INNER_OPTION = re.compile(r"(?:^|\s)--[a-zA-Z]")
 """Of a word in quotes, which is a command line by itself if it has several."""
-POSITIONAL = re.compile(r"[0-9]+|[@*#]")
 MOST_ROUNDS = 10_000
 """Of all loops together."""
 MOST_SHELLS = 8
-"""Shells that start each other."""
-KEYWORDS = frozenset(
-    {"export", "readonly", "local", "declare", "typeset", "then", "else", "do", "if", "elif", "while", "{", "exec", "env"}
-)
+"""Shells, functions and files that start each other."""
+DECLARES = frozenset({"export", "readonly", "local", "declare", "typeset"})
+KEYWORDS = DECLARES | {"then", "else", "do", "if", "elif", "while", "{", "exec", "env", "nohup", "time"}
+SHELLS = frozenset({"bash", "sh", "zsh", "sbatch", "srun", "salloc", "ssh", "mpirun", "numactl"})
+"""What runs a script that it is given by name or as a here-document."""
+TOLD = re.compile(r"-[a-z]*c")
+"""Option of a shell before a command line in quotes."""
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+SLURM = {"nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",)}
+"""Option of sbatch → variables that Slurm sets from it."""
+SHORT = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus"}
 
 
-@dataclass
-class Script:
-    """What a script holds: variables by name, each a list of words; command lines as words; `#SBATCH` lines as words.
+@dataclass(frozen=True)
+class _Streams:
+    """What a command is fed and writes: a here-document, a here-string, and the file that its output goes to."""
 
-    `conflicts` are variables that are assigned several values, `decisions` say which conditionals were read or left out.
-    """
-
-    variables: dict[str, list[str]] = field(default_factory=dict)
-    commands: list[list[str]] = field(default_factory=list)
-    batch: list[str] = field(default_factory=list)
-    conflicts: dict[str, list[str]] = field(default_factory=dict)
-    decisions: list[str] = field(default_factory=list)
-    functions: dict[str, list[Line]] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
-    where: str = "script"
-    size: int = 0
-    rounds: int = 0
-
-    def number(self, *names: str) -> int | None:
-        """The first of the variables that holds a whole number."""
-        for name in names:
-            words = self.variables.get(name, [])
-            if len(words) == 1 and re.fullmatch(r"\d{1,9}", words[0]):
-                return int(words[0])
-        return None
+    document: str | None = None
+    string: str | None = None
+    target: str = ""
 
 
 def read_script(text: str, given: Mapping[str, str] | None = None, where: str = "script") -> Script:
-    """The script of a text. `given` are variables that the caller sets, as the environment of the script would.
+    """The script of a text; `where` is its path, if it has one. `given` are variables that the caller sets, as the environment of
+    the script would.
 
     InputError for variables that unfold into more than anybody means.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    text = re.sub(r"\\[ \t]*\n", " ", text)
     given = dict(given or {})
-    script = Script({name: [value] for name, value in given.items()}, where=where)
-    script.batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    _follow(script, list(lines_of(text)), given)
+    script = Script({name: [value] for name, value in given.items()}, given=frozenset(given), where=where)
+    script.folders = (Path(where).resolve().parent,) if text_of(where) is not None else ()
+    _set_by_slurm(script, text)
+    _follow(script, _lines(text))
     if not any(map(options, script.commands)):
-        _uncalled(script, given)
+        _uncalled(script)
+    script.batch = [
+        word for line in BATCH.findall(text) for each in words_of(line.partition(" #")[0]) for word in expanded(script, each)
+    ]
+    script.batch = list(_spelled_out(script.batch))
     return script
 
 
-def unresolved(word: str) -> list[str]:
-    """The names in a word that have no value in the file."""
-    return re.findall(f"{UNSET}([^{UNSET}]*){UNSET}", word)
+def _lines(text: str) -> list[Line]:
+    return list(lines_of(re.sub(r"\\[ \t]*\n", " ", text)))
 
 
-def shown(word: str) -> str:
-    """A word as a person wrote it."""
-    return re.sub(f"{UNSET}([^{UNSET}]*){UNSET}", lambda match: f"${match.group(1)}", word)
+def _set_by_slurm(script: Script, text: str) -> None:
+    """Variables that a job of sbatch finds set, as far as its #SBATCH lines say."""
+    for option in options(list(_spelled_out([word for line in BATCH.findall(text) for word in line.split()]))):
+        for name in SLURM.get(option.name, ()):
+            if option.values[:1] and option.values[0].isdigit():
+                script.variables.setdefault(name, [option.values[0]])
 
 
-def without_value(text: str) -> str:
-    """An option as a person wrote it, and why the file holds no value for it."""
-    return f"{shown(text)} ({'; '.join(dict.fromkeys(map(_reason, unresolved(text))))})"
+def _spelled_out(words: Sequence[str]) -> list[str]:
+    """Words of sbatch with short options as the long ones: -N 4, -N4."""
+    found: list[str] = []
+    for word in words:
+        long = SHORT.get(word[:2])
+        found += [word] if long is None else [long, *([word[2:]] if word[2:] else [])]
+    return found
 
 
-def _reason(name: str) -> str:
-    if name == "(…)":
-        return "what a command prints"
-    if name.startswith("(("):
-        return f"{name.strip('()')} is worked out of what the file does not set"
-    if POSITIONAL.fullmatch(name):
-        return f"${name} is an argument of the script"
-    return f"the file sets no {name}" if name.isidentifier() else f"${name} is no plain variable"
-
-
-def _follow(script: Script, lines: Sequence[Line], given: Mapping[str, str], depth: int = 0) -> None:
+def _follow(script: Script, lines: Sequence[Line], depth: int = 0) -> None:
     """What runs of the lines of a script."""
 
     def assign(name: str, value: str) -> bool:
         script.rounds += 1
         if script.rounds > MOST_ROUNDS:
             raise InputError(f"{script.where}: its loops go round more than {MOST_ROUNDS:,} times; write out what they start")
-        if name in given:
-            return value == given[name]
+        if name in script.given:
+            return [value] == script.variables[name]
         script.variables[name] = [value]
         return True
 
     def fill(word: Word) -> list[str] | None:
-        words = _expanded(script, word)
-        if any(not name.isidentifier() and not name.isdigit() for each in words for name in unresolved(each)):
-            return None
-        return [re.sub(f"{UNSET}[^{UNSET}]*{UNSET}", "", each) for each in words]
+        words = [filled(each) for each in expanded(script, word)]
+        known = [each for each in words if each is not None]
+        return known if len(known) == len(words) else None
 
     reader = Reader(
-        take=lambda line: _take_guarded(script, line, given, depth),
-        command=lambda line: _take(script, line, given, depth),
-        holds=lambda tests: _holds(script, tests),
-        decision=lambda head, tests, met: _decision(script, tests, met, head),
+        take=lambda line: _take_guarded(script, line, depth),
+        command=lambda line: _take(script, line, depth),
+        holds=lambda tests: holds(script, tests),
+        decision=lambda head, tests, met: decision(script, tests, met, head),
         fill=fill,
         assign=assign,
         define=script.functions.__setitem__,
         tell=script.decisions.append,
+        ends=depth == 0,
     )
     follow(lines, reader)
 
 
-def _uncalled(script: Script, given: Mapping[str, str]) -> None:
+def _uncalled(script: Script) -> None:
     """Functions that nothing calls, of a script that holds no option elsewhere: it may be one that another reads."""
     for name in [name for name in script.functions if name not in script.called]:
         script.decisions.append(f"function {name}: nothing in the file calls it, it is read as if it were called without arguments")
-        _follow(script, script.functions[name], given, 1)
+        _follow(script, script.functions[name], 1)
 
 
-def _take_guarded(script: Script, line: Sequence[Word], given: Mapping[str, str], depth: int) -> None:
+def _take_guarded(script: Script, line: Sequence[Word], depth: int) -> None:
     """The commands of a line that && and || join: what follows a test only if the test lets it through."""
-    parts, operators = _joined(line)
+    parts, operators = joined(line)
     if not is_test(parts[0]) or not operators:
         for part in parts:
-            _take(script, part, given, depth)
+            _take(script, part, depth)
         return
-    last = max(place for place, part in enumerate(parts) if is_test(part) or keyword(part[-1]) in ("]", "]]"))
+    last = max(place for place, part in enumerate(parts) if is_test(part) or (part and keyword(part[-1]) in ("]", "]]")))
     tests = [list(line[: _end_of(parts, last)])]
-    met = _holds(script, tests)
+    met = holds(script, tests)
     if last == len(parts) - 1:
         return
     if any(map(shapes, parts[last + 1 :])):
-        script.decisions.append(_decision(script, tests, met, "if"))
+        script.decisions.append(decision(script, tests, met, "if"))
     if (met is True) == (operators[last] == "&&"):
         for part in parts[last + 1 :]:
-            _take(script, part, given, depth)
+            _take(script, part, depth)
 
 
 def _end_of(parts: Sequence[Sequence[Word]], last: int) -> int:
@@ -164,51 +156,150 @@ def _end_of(parts: Sequence[Sequence[Word]], last: int) -> int:
     return sum(map(len, parts[: last + 1])) + last
 
 
-def _take(script: Script, line: Sequence[Word], given: Mapping[str, str], depth: int = 0) -> None:
+# --- one command -------------------------------------------------------------------------------------------------------------
+
+
+def _take(script: Script, line: Sequence[Word], depth: int = 0) -> None:
     """One command: assignments at its front, then its words, or the lines of another shell that it starts."""
-    rest = [word for word in line if word[0].kind != "operator"]
+    line, streams = _redirected(script, [word for word in line if word[0].kind != "operator"])
+    separators = script.variables.get("IFS")
+    rest = _assigned_ahead(script, line)
+    words = [text for word in rest if word not in (ARRAY_BEGIN, ARRAY_END) for text in expanded(script, word)]
+    if words[:1] == ["read"]:
+        _read(script, words[1:], streams)
+    if words and "IFS" in script.variables and script.variables["IFS"] != separators:
+        script.variables.pop("IFS")
+        script.variables |= {"IFS": separators} if separators is not None else {}
+    inner = _inner(words) if depth < MOST_SHELLS else ""
+    outer = [word for word in words if word != inner] if words[:1] != ["eval"] else []
+    started = _started(outer)
+    if outer and outer[0] in script.functions and depth < MOST_SHELLS:
+        _call(script, outer, depth)
+    elif outer[:1] == ["shift"]:
+        _shift(script, outer)
+    elif outer[:1] in (["source"], ["."]) and len(outer) > 1:
+        _read_in(script, outer[1], outer[2:], depth)
+    elif outer:
+        script.commands.append(outer)
+    if started:
+        _read_in(script, started[0], started[1:], depth)
+    if streams.document is not None and depth < MOST_SHELLS and _runs(words, streams.target):
+        inner = streams.document
+    if inner:
+        _follow(script, _lines(inner), depth + 1)
+
+
+def _redirected(script: Script, line: Sequence[Word]) -> tuple[list[Word], _Streams]:
+    """A command without what goes to files and comes from them, which is kept apart."""
+    kept: list[Word] = []
+    document, string, target = None, None, ""
+    place = 0
+    while place < len(line):
+        part = line[place][0]
+        if part.kind == "document":
+            document = part.text if part.quoted else part.text.replace("\\$", "$")
+        elif part.kind == "redirect":
+            place += 1
+            text = " ".join(expanded(script, line[place], whole=True)) if place < len(line) else ""
+            string = text if part.text == "<<<" else string
+            target = text if part.text.startswith(">") else target
+        else:
+            kept.append(line[place])
+        place += 1
+    return kept, _Streams(document, string, target)
+
+
+def _assigned_ahead(script: Script, line: Sequence[Word]) -> list[Word]:
+    """Takes the assignments, and words such as export, that a command begins with; what is left of it."""
+    rest = list(line)
+    declares = False
     while rest:
         head = rest[0]
         name = _assigned(head)
         if name is None:
-            if len(head) == 1 and head[0].kind == "text" and head[0].text in KEYWORDS:
-                rest = rest[1:]
-                continue
-            break
+            word = keyword(head)
+            if word not in KEYWORDS and not (declares and word[:1] in "-+" and word[1:2] != "-"):
+                break
+            declares = word in DECLARES or (declares and word not in KEYWORDS)
+            rest = rest[1:]
+            continue
         plus = head[0].text.startswith(f"{name}+=")
         value = _after_equals(head)
         consumed = 1
-        if not value and len(rest) > 1 and rest[1] == ARRAY_BEGIN:
+        array = not value and len(rest) > 1 and rest[1] == ARRAY_BEGIN
+        if array:
             end = next((i for i, word in enumerate(rest) if word == ARRAY_END), len(rest))
-            words = [text for word in rest[2:end] for text in _expanded(script, word)]
+            words = [text for word in rest[2:end] for text in expanded(script, word)]
             consumed = end + 1
         else:
-            words = [" ".join(_expanded(script, value, whole=True))] if value else [""]
-        _assign(script, name, words, plus, given)
+            words = [" ".join(expanded(script, value, whole=True))] if value else [""]
+        _assign(script, name, words, plus, array)
         rest = rest[consumed:]
-    words = [text for word in rest if word not in (ARRAY_BEGIN, ARRAY_END) for text in _expanded(script, word)]
-    inner = _inner(words) if depth < MOST_SHELLS else ""
-    outer = [word for word in words if word != inner] if words[:1] != ["eval"] else []
-    if outer and outer[0] in script.functions and depth < MOST_SHELLS:
-        _call(script, outer, given, depth)
-    elif outer[:1] == ["shift"]:
-        _shift(script, outer)
-    elif outer:
-        script.commands.append(outer)
-    if inner:
-        _follow(script, list(lines_of(inner)), given, depth + 1)
+    return rest
 
 
-def _call(script: Script, words: Sequence[str], given: Mapping[str, str], depth: int) -> None:
+def _assign(script: Script, name: str, words: list[str], plus: bool, array: bool) -> None:
+    """Sets a variable; += adds words to an array, and text to the first word of what it is."""
+    if name in script.given:
+        return
+    before = script.variables.get(name)
+    if plus and before is not None:
+        words = [*before, *words] if array else ["".join((*before[:1], *words)), *before[1:]]
+    elif before is not None and before != words and name not in (" ".join(words)):
+        seen = script.conflicts.setdefault(name, [" ".join(before)])
+        seen.append(" ".join(words))
+    script.variables[name] = words
+
+
+def _assigned(word: Word) -> str | None:
+    match = ASSIGNMENT.match(word[0].text) if word and word[0].kind == "text" and not word[0].quoted else None
+    return match.group(1) if match else None
+
+
+def _after_equals(word: Word) -> Word:
+    head = word[0].text
+    tail = head[head.index("=") + 1 :]
+    return [*([Part("text", tail)] if tail else []), *word[1:]]
+
+
+def _read(script: Script, words: Sequence[str], streams: _Streams) -> None:
+    """`read` of a here-string or a here-document: its words by name, the last name taking the rest."""
+    text = streams.string if streams.string is not None else streams.document
+    flags = [word for word in words if word.startswith("-")]
+    names = [word for word in words if word.isidentifier() and word not in script.given]
+    if text is None or not names:
+        return
+    if UNSET in text and (len(names) > 1 or flags):
+        script.variables = {name: words for name, words in script.variables.items() if name not in names}
+        return
+    if any("d" in flag for flag in flags):  # up to another mark than the end of the line, as a rule everything
+        script.variables[names[0]] = [text]
+        return
+    marks = "".join(script.variables.get("IFS", [" \t\n"]))
+    pieces = re.split(f"[{re.escape(marks)}]" if marks.strip() else r"\s+", text.strip()) if marks else [text]
+    if any("a" in flag for flag in flags):
+        script.variables[names[0]] = pieces
+        return
+    joint = marks[:1] if marks.strip() else " "
+    held = [*pieces[: len(names) - 1], joint.join(pieces[len(names) - 1 :])]
+    script.variables |= {name: [value] for name, value in zip(names, [*held, *[""] * len(names)], strict=False)}
+
+
+# --- functions, shells and files ---------------------------------------------------------------------------------------------
+
+
+def _call(script: Script, words: Sequence[str], depth: int) -> None:
     """A function with its arguments in the place of the script's own."""
     name, *arguments = words
     script.called.add(name)
-    script.size += sum(len(line) for line in script.functions[name]) + 1
-    if script.size > MOST_CHARACTERS:
-        raise InputError(f"{script.where}: its functions call each other too often; write them out")
+    script.grow(sum(len(line) for line in script.functions[name]) + 1)
+    _with_arguments(script, script.functions[name], arguments, depth + 1)
+
+
+def _with_arguments(script: Script, lines: Sequence[Line], arguments: Sequence[str], depth: int) -> None:
     outer = {key: value for key, value in script.variables.items() if POSITIONAL.fullmatch(key)}
     _place(script, arguments)
-    _follow(script, script.functions[name], given, depth + 1)
+    _follow(script, lines, depth)
     _place(script, [])
     script.variables |= outer
 
@@ -232,215 +323,41 @@ def _inner(words: Sequence[str]) -> str:
     """The command line that a command holds as text: of eval, of `bash -c`, or a quoted one that ssh, srun or the like pass on."""
     if words[:1] == ["eval"]:
         return " ".join(words[1:])
-    return next((word for word in words if len(INNER_OPTION.findall(word)) > 1), "")
+    told = [
+        after for shell, flag, after in zip(words, words[1:], words[2:], strict=False) if shell in SHELLS and TOLD.fullmatch(flag)
+    ]
+    return next((word for word in words if len(INNER_OPTION.findall(word)) > 1), told[0] if told else "")
 
 
-def _assign(script: Script, name: str, words: list[str], plus: bool, given: Mapping[str, str]) -> None:
-    if name in given:
+def _started(words: Sequence[str]) -> Sequence[str]:
+    """The script that a command starts, with its arguments: `bash run.sh 8`, `srun -N 2 run.sh`, `./run.sh`."""
+    if not words or not (words[0] in SHELLS or words[0].endswith(SCRIPTS)):
+        return ()
+    place = next((place for place, word in enumerate(words) if word.endswith(SCRIPTS)), None)
+    return words[place:] if place is not None else ()
+
+
+def _runs(words: Sequence[str], target: str) -> bool:
+    """Whether a here-document is run by the command, or written to a script."""
+    if words[:1] in (["cat"], ["tee"]):
+        return (target or words[-1]).endswith(SCRIPTS)
+    return bool(words) and words[0] in SHELLS
+
+
+def _read_in(script: Script, word: str, arguments: Sequence[str], depth: int) -> None:
+    """A script that lies beside this one, read as part of it; one that does not is told."""
+    path = found_beside(script.folders, word)
+    text = text_of(path) if path is not None else None
+    if path is None or text is None:
+        missing = f"{shown(word)}: not found beside {Path(script.where).name}, so what it sets is not known"
+        script.decisions += [missing] if missing not in script.decisions else []
         return
-    before = script.variables.get(name)
-    if plus and before is not None:
-        words = [*before, *words] if len(before) != 1 or len(words) != 1 else [before[0] + words[0]]
-    elif before is not None and before != words and name not in (" ".join(words)):
-        seen = script.conflicts.setdefault(name, [" ".join(before)])
-        seen.append(" ".join(words))
-    script.variables[name] = words
-
-
-def _assigned(word: Word) -> str | None:
-    match = ASSIGNMENT.match(word[0].text) if word and word[0].kind == "text" and not word[0].quoted else None
-    return match.group(1) if match else None
-
-
-def _after_equals(word: Word) -> Word:
-    head = word[0].text
-    tail = head[head.index("=") + 1 :]
-    return [*([Part("text", tail)] if tail else []), *word[1:]]
-
-
-def _expanded(script: Script, word: Word, whole: bool = False) -> list[str]:
-    """The words that one word becomes; `whole` keeps it in one, as an assignment does."""
-    found = [""]
-    open_word = any(part.quoted for part in word)
-    for part in word:
-        values = _values(script, part)
-        script.size += sum(map(len, values))
-        if script.size > MOST_CHARACTERS:
-            raise InputError(f"{script.where}: its variables unfold into more than {MOST_CHARACTERS:,} characters; write them out")
-        if part.kind == "text" or (part.quoted and not part.array) or whole:
-            found[-1] += " ".join(values)
-            open_word = open_word or bool(values)
-            continue
-        words = values if part.quoted else [piece for value in values for piece in value.split()]
-        if not words:
-            continue
-        found[-1] += words[0]
-        found += words[1:]
-        open_word = True
-    return [text for text in found if text or open_word]
-
-
-def _values(script: Script, part: Part) -> list[str]:
-    if part.kind == "text":
-        return [part.text]
-    if part.kind == "arithmetic":
-        plain = re.sub(r"\$\{?(\w+)\}?", r"\1", part.text)
-        value = arithmetic(plain.replace("10#", ""), lambda name: " ".join(script.variables.get(name, [])) or None)
-        return [_unset(f"(({part.text}))") if value is None else str(value)]
-    if part.kind == "command":
-        return [_unset("(…)")]
-    if part.text in script.variables:
-        values = script.variables[part.text]
-        if values != [""] or part.default is None:
-            return values
-    if part.default is not None and part.assigns:
-        script.variables[part.text] = [" ".join(text for word in words_of(part.default) for text in _expanded(script, word))]
-        return script.variables[part.text]
-    if part.default is not None:
-        return [text for word in words_of(part.default) for text in _expanded(script, word)] or [""]
-    return [_unset(part.text)]
-
-
-def _unset(name: str) -> str:
-    """What stands for a value that the file does not hold; without blanks, at which a word would be cut."""
-    plain = "".join(name.replace(UNSET, "").split())
-    return f"{UNSET}{plain}{UNSET}"
-
-
-# --- conditionals ------------------------------------------------------------------------------------------------------------
-
-COMPARED: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-    "-lt": operator.lt,
-    "-le": operator.le,
-}
-
-
-def _decision(script: Script, lines: Sequence[Line], met: bool | None, head: str) -> str:
-    written = " ".join(_written(word) for line in lines for word in line)
-    names = dict.fromkeys(p.text for line in lines for word in line for p in word if p.kind == "variable" and p.text.isidentifier())
-    unset = [name for name in names if name not in script.variables]
-    shown_as = written if len(written) <= 80 else f"{written[:79]}…"
-    why = "cannot be told from the file" if met is None else "met" if met else "not met"
-    if unset and met is not None:
-        why += f" as {' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set"
-    switch = f"; --set {next(iter(names))}=… can change that" if names else ""
-    return f"{head} {shown_as}: {why}, so what it guards is {'read' if met else 'left out'}{switch}"
-
-
-def _written(word: Word) -> str:
-    """A word about as the script has it."""
-    if word[0].kind == "command":
-        return "$(…)"
-    if word[0].kind == "array":
-        return word[0].text
-    default = [f":-{part.default}" if part.default is not None else "" for part in word]
-    return "".join(
-        part.text if part.kind in ("text", "operator") else f"${{{part.text}{more}}}" if more else f"${part.text}"
-        for part, more in zip(word, default, strict=True)
-    )
-
-
-def _holds(script: Script, lines: Sequence[Sequence[Word]]) -> bool | None:
-    """Whether a test is met; None where that cannot be told."""
-    if len(lines) != 1:
-        return None
-    double = any(keyword(word) == "[[" for word in lines[0])
-    parts, operators = _joined(lines[0])
-    alternatives: list[list[bool | None]] = [[]]
-    for place, part in enumerate(parts):
-        if place and operators[place - 1] == "||":
-            alternatives.append([])
-        alternatives[-1].append(_met(script, part, double))
-    return _any([_all(each) for each in alternatives])
-
-
-def _joined(line: Sequence[Word]) -> tuple[list[list[Word]], list[str]]:
-    """The parts of a line between && and ||, and these."""
-    parts: list[list[Word]] = [[]]
-    operators = []
-    for word in line:
-        if word[0].kind == "operator":
-            operators.append(word[0].text)
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts, operators
-
-
-def _all(values: Sequence[bool | None]) -> bool | None:
-    return False if False in values else None if None in values else True
-
-
-def _any(values: Sequence[bool | None]) -> bool | None:
-    return True if True in values else None if None in values else False
-
-
-def _met(script: Script, part: Sequence[Word], double: bool) -> bool | None:
-    """One comparison, with what is left of the brackets around it."""
-    words = [" ".join(_expanded(script, word, whole=True)) for word in part]
-    negated = False
-    while words and words[0] in ("!", *OPENERS):
-        negated ^= words[0] == "!"
-        words = words[1:]
-    while words and words[-1] in ("]", "]]"):
-        words = words[:-1]
-    if any(not name.isidentifier() and not name.isdigit() for word in words for name in unresolved(word)):
-        return None
-    words = [re.sub(f"{UNSET}[^{UNSET}]*{UNSET}", "", word) for word in words]
-    for joint, verdict in (("-o", _any), ("-a", _all)):
-        if joint in words and not double:
-            at = words.index(joint)
-            sides = [_compared(side, double, script) for side in (words[:at], words[at + 1 :])]
-            met = verdict(sides)
-            return None if met is None else met != negated
-    met = _compared(words, double, script)
-    return None if met is None else met != negated
-
-
-def _compared(words: Sequence[str], double: bool, script: Script) -> bool | None:
-    if len(words) == 1:
-        return {"true": True, "false": False}.get(words[0], bool(words[0]))
-    if len(words) == 2 and words[0] in ("-n", "-z"):
-        return bool(words[1]) == (words[0] == "-n")
-    if len(words) != 3:
-        return None
-    left, sign, right = words
-    if sign in COMPARED:
-        numbers = [arithmetic(side, lambda name: " ".join(script.variables.get(name, [])) or None) for side in (left, right)]
-        return None if None in numbers else COMPARED[sign](numbers[0] or 0, numbers[1] or 0)
-    if sign in ("=", "==", "!="):
-        same = fnmatchcase(left, right) if double else left == right
-        return same == (sign != "!=")
-    return None
-
-
-# --- from characters to words ------------------------------------------------------------------------------------------------
-
-# --- options -----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Option:
-    """`--name value value`; `name` without its dashes, hyphens kept as they are."""
-
-    name: str
-    values: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " ".join((f"--{self.name}", *(shown(value) for value in self.values)))
-
-
-def options(words: Sequence[str]) -> list[Option]:
-    """The options of a command line, in order; words before the first belong to none."""
-    found: list[Option] = []
-    for word in words:
-        match = re.match(r"--([A-Za-z][\w.\-:]*)(?:=(.*))?$", word, re.DOTALL)
-        if match:
-            found.append(Option(match.group(1), () if match.group(2) is None else (match.group(2),)))
-        elif found:
-            found[-1] = Option(found[-1].name, (*found[-1].values, word))
-    return found
+    if depth >= MOST_SHELLS:
+        return
+    script.grow(len(text))
+    outer, script.folders = script.folders, (path.parent, *script.folders)
+    if arguments:
+        _with_arguments(script, _lines(text), arguments, depth + 1)
+    else:
+        _follow(script, _lines(text), depth + 1)
+    script.folders = outer

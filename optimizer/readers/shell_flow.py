@@ -27,7 +27,8 @@ class Reader:
     """What is done with the lines that run: `take` reads a command line, `command` a command that stands in place of a test.
 
     `holds` tells whether a test is met, `decision` says so in a sentence that is told; `fill` puts variables in, None for a word
-    without a value; `assign` sets a loop's variable, False where the caller has; `define` keeps a function's lines.
+    without a value; `assign` sets a loop's variable, False where the caller has; `define` keeps a function's lines; `exit` on a
+    line of its own `ends` a script, but not one that another reads in.
     """
 
     take: Callable[[Line], None]
@@ -38,6 +39,7 @@ class Reader:
     assign: Callable[[str, str], bool]
     define: Callable[[str, list[Line]], None]
     tell: Callable[[str], None]
+    ends: bool = False
 
 
 def follow(lines: Sequence[Line], reader: Reader) -> None:
@@ -110,6 +112,9 @@ class _Flow:
             return self._function(at, reading, depth)
         if head == "{":
             return self.block(at + 1, ("}",), reading, depth + 1) + 1
+        if reading and head == "exit" and depth == 0 and self.reader.ends and not any(word[0].kind == "operator" for word in line):
+            self._told(at + 1, len(self.lines), ["exit: what follows it is left out"])
+            return len(self.lines)
         if reading and head not in SPLIT and line[0][0].kind != "mark":
             self.reader.take(line)
         return at + 1

@@ -10,7 +10,12 @@ MOST_WORDS = 200_000
 SEPARATORS = frozenset("\n;&|")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 EMPTY = re.compile(r"\([ \t]*\)")
-HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
+DOCUMENT = re.compile("\x01(\\d+)\x01")
+"""Stands for a here-document by number where it is named."""
+REDIRECTION = re.compile(r"\d*(?:<<<|<>|>>|>\||[<>]&|[<>])|&>>?")
+PLACEHOLDER = re.compile(r"<[^\s<>&;|()]+>")
+"""What a person is to fill in, as <your path>, which a shell would take for two redirections."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,9 @@ class Part:
     """A piece of a word: "text", "variable", "arithmetic" or "command"; quoted pieces are not cut at blanks.
 
     An "operator" is && or ||; a "mark", on a line of its own, what ends a pattern or a branch of `case` or makes a name a function.
+    A "redirect" is an operator before a file or a here-string, a "document" the text of a here-document, quoted if the shell puts
+    no variables in. `operator` says what a variable has a `default` for: - and = where it has no value, with = keeping it, + where
+    it has one; `prefix` is # for its length and ! for the variable that it names, `index` the place in an array.
     """
 
     kind: str
@@ -25,7 +33,9 @@ class Part:
     quoted: bool = False
     default: str | None = None
     array: bool = False
-    assigns: bool = False  # the default stays with the variable
+    operator: str = ""
+    prefix: str = ""
+    index: str | None = None
 
 
 Word = list[Part]
@@ -36,7 +46,7 @@ END_OF_PATTERN, END_OF_BRANCH, DEFINITION = ")", ";;", "()"
 
 def lines_of(text: str) -> Iterator[list[Word]]:
     """Logical lines as words: cut at line ends, semicolons and pipes outside quotes and arrays; comments and here-documents out."""
-    reader = _Reader(_without_heredocs(text))
+    reader = _Reader(*_documents(text))
     line: list[Word] = []
     for word in reader.words():
         if word is None:
@@ -53,26 +63,33 @@ def words_of(text: str) -> list[Word]:
     return [word for line in lines_of(text) for word in line if word[0].kind not in ("operator", "mark")] if text else []
 
 
-def _without_heredocs(text: str) -> str:
+def _documents(text: str) -> tuple[str, list[Part]]:
+    """A text with a mark in the place of each here-document, and these."""
     kept: list[str] = []
-    until = ""
+    found: list[Part] = []
+    until, body = "", list[str]()
     for line in text.split("\n"):
-        if until:
-            until = "" if line.strip() == until else until
-            continue
-        match = HEREDOC.search(line)
-        if match and "<<<" not in line and not line.lstrip().startswith("#") and "((" not in line:
-            until = match.group(2)
-            line = line[: match.start()]
-        kept.append(line)
-    return "\n".join(kept)
+        if until and line.strip() == until:
+            found[-1] = Part("document", "\n".join(body), found[-1].quoted)
+            until = ""
+        elif until:
+            body.append(line)
+        else:
+            match = HEREDOC.search(line)
+            if match and not line.lstrip().startswith("#") and "((" not in line:
+                until, body = match.group(2), []
+                line = f"{line[: match.start()]} \x01{len(found)}\x01 {line[match.end() :]}"
+                found.append(Part("document", "", bool(match.group(1))))
+            kept.append(line)
+    return "\n".join(kept), found
 
 
 class _Reader:
     """Cuts characters into words; None stands for the end of a logical line."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, documents: list[Part]) -> None:
         self.text = text
+        self.documents = documents
         self.at = 0
         self.depth = 0  # of arrays
         self.parts: Word = []
@@ -95,6 +112,16 @@ class _Reader:
         elif char == "#" and not self.started:
             end = self.text.find("\n", self.at)
             self.at = len(self.text) if end < 0 else end
+        elif (found := self._redirection()) and not self.depth:
+            yield from self._redirected(found.group())
+            self.at = found.end()
+        elif (numbered := DOCUMENT.match(self.text, self.at)) and int(numbered.group(1)) < len(self.documents):
+            yield from self._flush()
+            yield [self.documents[int(numbered.group(1))]]
+            self.at = numbered.end()
+        elif char in "<>" and self.text[self.at + 1 : self.at + 2] == "(":
+            self.at = _closing(self.text, self.at + 1) + 1
+            self._add(Part("command", ""))
         elif self.text.startswith(("&&", "||"), self.at) and not self.depth:
             yield from self._flush()
             yield [Part("operator", char * 2)]
@@ -135,10 +162,25 @@ class _Reader:
         elif char in "$`":
             self._dollar(False)
         else:
-            match = re.compile(r"[^\s;&|()'\"\\$`]+").match(self.text, self.at)
+            match = PLACEHOLDER.match(self.text, self.at) or re.compile(r"[^\s;&|()'\"\\$`<>]+").match(self.text, self.at)
             piece = match.group() if match else char
             self._add(Part("text", piece))
             self.at += len(piece)
+
+    def _redirection(self) -> re.Match[str] | None:
+        """A redirection that begins here, other than of what a command in brackets reads or writes."""
+        if self.text[self.at] not in "<>&" or PLACEHOLDER.match(self.text, self.at):
+            return None
+        found = REDIRECTION.match(self.text, self.at)
+        return found if found and (found.group() not in "<>" or self.text[found.end() : found.end() + 1] != "(") else None
+
+    def _redirected(self, operator: str) -> Iterator[Word]:
+        """The word so far, unless it is the number of the stream, and the redirection."""
+        stream = len(self.parts) == 1 and self.parts[0].text.isdigit() and not self.parts[0].quoted
+        if not stream:
+            yield from self._flush()
+        self.parts, self.started = [], False
+        yield [Part("redirect", operator)]
 
     def _marked(self, mark: str, found: re.Match[str] | None) -> Iterator[Word | None]:
         """The line so far, and the mark on one of its own."""
@@ -213,12 +255,13 @@ class _Reader:
 
 
 def _braced(inside: str, quoted: bool) -> Part:
-    """`NAME`, `NAME:-default`, `NAME[@]`, `NAME[*]`; whatever else has no value here."""
-    match = re.fullmatch(r"([A-Za-z_]\w*|[0-9@*])(\[[@*]\])?(?::?([-=])(.*))?", inside, re.DOTALL)
-    if not match:
-        return Part("variable", f"{{{inside}}}", quoted)
-    array = match.group(2) == "[@]" or match.group(1) == "@"
-    return Part("variable", match.group(1), quoted, match.group(4), array, match.group(3) == "=")
+    """`NAME`, `NAME:-default` and its like, `NAME[@]`, `NAME[0]`, `!NAME`, `#NAME`; whatever else has no value here."""
+    match = re.fullmatch(r"([!#]?)([A-Za-z_]\w*|[0-9@*])(?:\[([^\]]*)\])?(?::?([-=+?])(.*))?", inside, re.DOTALL)
+    if not match or (match.group(1) == "!" and match.group(3) is not None):
+        return Part("variable", "#" if inside == "#" else f"{{{inside}}}", quoted)
+    prefix, name, index, operator, default = match.groups()
+    array = index == "@" or name == "@" or (prefix == "#" and index == "*")
+    return Part("variable", name, quoted, default, array, operator or "", prefix, None if index in ("@", "*") else index)
 
 
 def _closing(text: str, at: int, pair: str = "()") -> int:

@@ -8,6 +8,8 @@ from typing import Any
 
 from ...search_spaces.errors import InputError
 from .options import whole
+from .shell_values import shown
+from .unmodelled import is_sign, unmodelled
 
 
 class Document:
@@ -19,11 +21,12 @@ class Document:
         self.taken: set[str] = set()
 
     def get(self, *paths: str) -> Any:
-        """The first of the keys that is there and not null, as it is written; None where none is."""
+        """The first of the keys that is there and not null, as a person wrote it; None where none is."""
         for path in paths:
             self.taken.add(path)
-            if self.values.get(path) is not None:
-                return self.values[path]
+            value = self.values.get(path)
+            if value is not None:
+                return shown(value) if isinstance(value, str) else value
         return None
 
     def whole(self, *paths: str, least: int = 1) -> int | None:
@@ -55,6 +58,22 @@ class Document:
         """Keys that no layout hangs on."""
         self.taken |= {path for path in self.values if path.startswith(prefixes)}
 
+    def unmodelled(self, form: str) -> tuple[str, ...]:
+        """What the keys ask for that is not modelled; keys that ask for nothing else count as taken."""
+        self.taken |= {path for path in self.values if is_sign(form, path)}
+        return unmodelled(form, self.values.items())
+
+    def under(self, path: str) -> tuple[Any, ...]:
+        """What stands below a key, however deep."""
+        paths = [each for each in self.values if each.startswith(f"{path}.")]
+        self.taken.update(paths)
+        return tuple(self.values[each] for each in paths)
+
+    @property
+    def untaken(self) -> tuple[str, ...]:
+        """Keys that nobody has asked for."""
+        return tuple(path for path in self.values if path not in self.taken)
+
     @property
     def written(self) -> dict[str, str]:
         """Key → its value as JSON has it, text without quotes; without what is null."""
@@ -62,7 +81,7 @@ class Document:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        return tuple(f"{path} = {_short(value)}" for path, value in self.values.items() if path not in self.taken)
+        return tuple(f"{path} = {_short(self.values[path])}" for path in self.untaken)
 
 
 def _text(value: Any) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_model
 from ...search_spaces.model import ModelSpec
+from .arguments import empty_words
 from .dialects import knobs_of
 from .job import Finding, Job, SplitWish
-from .megatron_script import world
+from .processes import world
 from .python_source import Made, Source, flat, is_python, objects, richest
-from .shell import UNSET, Option, options, read_script, unresolved, without_value
+from .shell import UNSET, Option, Script, options, read_script, unresolved, without_value
 from .structured import Document
 
 FRAMEWORK = "torchtitan"
@@ -65,7 +66,8 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
     degrees = {column: doc.whole(f"parallelism.{name}_parallel_degree") or 1 for column, name in named.items()}
     degrees["etp"] = doc.whole("parallelism.expert_tensor_parallel_degree") or 1
     findings: list[Finding] = []
-    said = list(read_script(text, variables, where).decisions) if not is_python(text) and not is_toml(text) else []
+    script = Script() if is_python(text) or is_toml(text) else read_script(text, variables, where)
+    said = list(script.decisions)
     said += [f"what {started} sets beyond these is not known here"] if started else []
     replicate, shard = _replicas(doc, degrees, devices, findings, said)
     if shard is not None:
@@ -119,8 +121,12 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         notation="python" if is_python(text) else "toml" if is_toml(text) else "options",
         findings=tuple(findings),
         assumptions=tuple(said),
+        unmodelled=doc.unmodelled(FRAMEWORK),
         unknown=doc.unknown,
-        unresolved=tuple(without_value(f"{path} {value}") for path, value in doc.values.items() if unresolved(str(value))),
+        unresolved=(
+            *(without_value(f"{path} {value}") for path, value in doc.values.items() if unresolved(str(value))),
+            *map(without_value, empty_words(_command(script))),
+        ),
     )
 
 
@@ -186,14 +192,19 @@ def _data(text: str, where: str, variables: Mapping[str, str] | None) -> tuple[d
         data.pop("activation_checkpoint", None)
         return data, str(mode.get("mode", "selective")) if isinstance(mode, dict) else "selective", None
     script = read_script(text, variables, where)
-    lines = [(words, options(words)) for words in script.commands]
-    words, found = max(lines, key=lambda line: sum("." in option.name for option in line[1]), default=([], []))
+    words = _command(script)
+    found = options(words)
     if not any("." in option.name for option in found):
         raise InputError(f"{where}: holds no option of {FRAMEWORK}, such as --parallelism.tensor_parallel_degree")
     data = dict(map(_named, found))
     mode = next((word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")), None)
     old = data.pop("activation_checkpoint.mode", None)
     return data, mode or (str(old) if old else "selective"), world(script, found, where)
+
+
+def _command(script: Script) -> list[str]:
+    """The command line with most options of sections."""
+    return max(script.commands, key=lambda words: sum("." in option.name for option in options(words)), default=[])
 
 
 def _named(option: Option) -> tuple[str, Any]:

@@ -48,6 +48,8 @@ MODELS = {
         },
         layers=("3*dense", "58*moe"),
         mtp=Mtp(layers=1, kind="moe"),
+        norm_epsilon=1e-6,
+        rope_theta=10000.0,
     ),
     "llama": ModelSpec(
         name="llama-3.1-70b",

@@ -72,6 +72,23 @@ def test_a_rank_that_is_off_is_told(make_plan: MakePlan) -> None:
         written.check_parameters(dense * 8, experts, rank=16)
 
 
+def test_balance_between_ranks(make_plan: MakePlan) -> None:
+    """Stages of 21, 20, 20 and 19 layers are as unequal as planned; a rank that holds a stage's weights whole is not."""
+    written = module(make_plan("llama", tp=8, pp=4, dp=2, counts=(21, 20, 20, 19)))
+    held = [written.PARAMETERS[written.place(rank, "pp")] for rank in range(64)]
+    totals = [sum(each) for each in held]
+    assert written.check_balance(0, held=held) == pytest.approx(max(totals) * 64 / sum(totals)) == written.planned_balance()
+    held[17] = (held[17][0] * 8, 0)
+    with pytest.raises(RuntimeError, match=r"stage 1: rank 17 holds \d+ parameters, rank 16 \d+"):
+        written.check_balance(0, held=held)
+    doubled = [
+        (dense * 2, experts) if written.place(rank, "pp") == 0 else (dense, experts) for rank, (dense, experts) in enumerate(held)
+    ]
+    doubled[17] = doubled[16]
+    with pytest.raises(RuntimeError, match="times the mean"):
+        written.check_balance(0, held=doubled)
+
+
 def test_backend_follows_the_accelerator(make_plan: MakePlan) -> None:
     assert module(make_plan("llama", tp=8)).BACKEND == "nccl"
     assert module(make_plan("llama", cluster="atlas-800t-a2", stack="mindspeed-llm", tp=8)).BACKEND == "hccl"

@@ -17,6 +17,7 @@ from paraplan.optimizer.exporters import EXPORTERS, export, render
 from paraplan.optimizer.exporters.megatron_lm import flags
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.errors import Infeasible, InputError
+from paraplan.search_spaces.inputs import load_model
 from paraplan.search_spaces.model import ModelSpec
 
 MakePlan = Callable[..., Plan]
@@ -232,3 +233,14 @@ def test_page_says_how_to_launch_in_about_ten_lines(make_plan: MakePlan, framewo
     assert all(name in page for name in files if not name.endswith(".md"))
     rows = files["hosts.csv"].splitlines()
     assert rows[0] == "node_rank,supernode,first_rank,last_rank,stages" and rows[1].startswith("0,0,0,")
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "megatron-bridge"])
+def test_what_the_models_config_says_is_not_asked_for(make_plan: MakePlan, framework: str) -> None:
+    """DeepSeek-V3's config.json has both; a model that is described without them has them asked for."""
+    known, bare = (
+        next(text for name, text in render(make_plan(model), framework).items() if name.endswith(".sh"))
+        for model in ("deepseek", load_model("deepseek-v3").model_copy(update={"norm_epsilon": None, "rope_theta": None}))
+    )
+    assert 'NORM_EPSILON="${NORM_EPSILON:-1e-06}"' in known and 'ROTARY_BASE="${ROTARY_BASE:-10000' in known
+    assert "need NORM_EPSILON" not in known and "need NORM_EPSILON" in bare and "need ROTARY_BASE" in bare

@@ -141,6 +141,15 @@ def test_what_is_assumed_is_listed() -> None:
         assert expected in said
 
 
+@pytest.mark.parametrize(
+    ("words", "backend"),
+    [("", "deepep"), ("--moe-flex-dispatcher-backend hybridep", "hybridep"), ("--moe-enable-deepep", "deepep")],
+)
+def test_the_flex_dispatcher_runs_the_kernels_that_are_named(words: str, backend: str) -> None:
+    given = f"pretrain_gpt.py --num-layers 4 --num-experts 8 --moe-token-dispatcher-type flex {words}"
+    assert read_text(given, "job").stack_changes["flex_backend"] == backend
+
+
 def test_noops_leave_the_real_layers() -> None:
     job = read_text(MINDSPEED, "job")
     assert job.sizes["layers"] == 61
@@ -449,6 +458,32 @@ def test_mindformers_describes_a_model_of_its_own() -> None:
     assert job.model.parameters() == 24 * (3 * 2048**2 + 3 * 2048 * 5632 + 2 * 2048) + 2 * 32000 * 2048 + 2048
     found = check(job, cluster="atlas-800t-a2", best=False)
     assert found.fit is not None and found.fit.verdict == "fits"
+
+
+def test_mindformers_has_experts_in_a_section_of_their_own() -> None:
+    """Models by class: every layer's feed-forward part eight times over, with a router of 8 · 2048."""
+    fields = ", ".join(f"{name}: {value}" for name, value in {**SHAPE, "seq_length": 4096, "type": "LlamaConfig"}.items())
+    text = OWN_MODEL.format(fields=fields)
+    dense, moe = (read_text(text + more, "own.yaml").model for more in ("", "moe_config: {expert_num: 8, num_experts_chosen: 2}\n"))
+    assert dense is not None and moe is not None
+    assert moe.parameters() - dense.parameters() == 24 * (7 * 3 * 2048 * 5632 + 8 * 2048)
+    shared = read_text(text + "moe_config: {expert_num: 8, shared_expert_num: 1}\n", "own.yaml")
+    assert shared.model is None and any("shared experts" in said for said in shared.assumptions)
+
+
+def test_mindformers_models_by_class_take_sequence_parallelism_without_tp() -> None:
+    fields = ", ".join(f"{name}: {value}" for name, value in {**SHAPE, "seq_length": 4096, "type": "LlamaConfig"}.items())
+    text = OWN_MODEL.format(fields=fields).replace("model_parallel: 2", "model_parallel: 1, use_seq_parallel: True")
+    by_class, by_type = (
+        check(read_text(text, "a"), best=False),
+        check(read_text(text.replace("type: LlamaConfig", "model_type: llama"), "b"), best=False),
+    )
+    assert not by_class.broken and [each.rule for each in by_type.broken] == ["C040"]
+
+
+def test_a_yaml_that_does_not_train_is_refused() -> None:
+    with pytest.raises(InputError, match="run_mode = predict is no training job"):
+        read_text(MINDFORMERS + "run_mode: predict\n", "own.yaml")
 
 
 @pytest.mark.parametrize(("left_out", "said"), [("type", "has no model_type"), ("vocab_size", "vocab_size is missing")])

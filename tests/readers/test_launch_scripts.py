@@ -1,0 +1,212 @@
+"""Launch scripts as people write them: what they read in and start, where their output goes, and how many processes they start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paraplan.optimizer.readers import Job, read_job, read_text
+from paraplan.optimizer.readers.arguments import empty_words, options
+from paraplan.optimizer.readers.shell import read_script, shown
+from paraplan.search_spaces.errors import InputError
+
+
+def words(text: str) -> list[str]:
+    """Of the last command line."""
+    return read_script(text).commands[-1]
+
+
+def degrees(job: Job) -> dict[str, int]:
+    return {name: job.degrees[name] for name in ("tp", "pp")}
+
+
+# --- words of a command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('A=(--a)\nA+=(--b)\nrun "${A[@]}"', ["run", "--a", "--b"]),
+        ('A=--a\nA+=" --b"\nrun $A', ["run", "--a", "--b"]),
+        ('A=(--a)\nA+=x\nrun "${A[@]}"', ["run", "--ax"]),
+        ('A=()\nrun --a "${A[@]}" b', ["run", "--a", "b"]),
+        ('declare -a A=(--a)\nlocal -r B=1\nrun "${A[@]}" $B', ["run", "--a", "1"]),
+        ('A=(x y z)\nrun ${A[1]} ${#A[@]} "${A[@]}"', ["run", "y", "3", "x", "y", "z"]),
+        ("run --a 1 > train.log 2>&1 &", ["run", "--a", "1"]),
+        ("run --a 1 >> log 2>> err < input", ["run", "--a", "1"]),
+        ("run --a 1 &> log", ["run", "--a", "1"]),
+        ("run > >(tee log) --a 1", ["run", "--a", "1"]),
+        ("run --a <path> --b 1", ["run", "--a", "<path>", "--b", "1"]),
+        ("run --a 'x > y'", ["run", "--a", "x > y"]),
+        ("X=1\nrun --a ${X:+2}${Y:+3} ${Y:+4}", ["run", "--a", "2"]),
+        ("X=\nrun --a ${X:+2} ${X+3}", ["run", "--a"]),
+        ("NAME=TP\nTP=8\nrun ${!NAME} ${!OTHER:-4}", ["run", "8", "4"]),
+        ('C=8,4,1\nIFS=, read -r TP PP REST <<< "$C"\nrun $TP $PP $REST', ["run", "8", "4", "1"]),
+        ('read -r A B <<< \'x y z\'\nrun "$A" "$B"', ["run", "x", "y z"]),
+        ("IFS=':' read -ra P <<< 'a:b'\nrun ${P[1]} ${#P[@]}", ["run", "b", "2"]),
+        ("IFS=, read -r A B <<< 'x y,z'\nread -r C D <<< 'p q'\nrun $C $D", ["run", "p", "q"]),
+        ("read -r -d '' A <<'EOF' || true\nrun --a 1\nrun --b 2 --c 3\nEOF\nbash -c \"$A\"", ["run", "--b", "2", "--c", "3"]),
+        ("TP=8\nbash <<EOF\nrun --a $TP \\$TP\nEOF", ["run", "--a", "8", "8"]),
+        ("TP=8\ncat > run.sh <<'EOF'\nrun --a $TP\nEOF\nsbatch run.sh", ["run", "--a", "8"]),
+        ("cat > model.yaml <<EOF\nrun --no\nEOF\nrun --yes", ["run", "--yes"]),
+        ("run --a 1\nexit 0\nrun --b 2", ["run", "--a", "1"]),
+        ("cd / || exit 1\nif [ -z $X ]; then exit 1; fi\nrun --a 1", ["run", "--a", "1"]),
+    ],
+)
+def test_words(text: str, found: list[str]) -> None:
+    commands = [command for command in read_script(text).commands if "run" in command or "--a" in command]
+    assert [word for word in commands[-1] if word and not word.startswith("\x00(…)")] == found
+
+
+@pytest.mark.parametrize("last", ["$@", '"$@"', "${EXTRA_ARGS}", '"${EXTRA[@]}"', "$UNKNOWN", "> log 2>&1 &", '"${X:+$X}"'])
+def test_what_stands_behind_the_last_option_is_no_value_of_it(last: str) -> None:
+    """What may stand for options, and holds none here, is told."""
+    command = words(f"run --flag --mbs 1 {last}")
+    assert [(option.name, option.values) for option in options(command)] == [("flag", ()), ("mbs", ("1",))]
+    told = [shown(word) for word in empty_words(command)]
+    assert told == ([last.strip('"').replace("${EXTRA_ARGS}", "$EXTRA_ARGS")] if "$" in last and "+" not in last else [])
+
+
+def test_an_option_whose_value_is_missing_keeps_it_open() -> None:
+    """It is not taken for its default."""
+    assert [option.values for option in options(words("run --tp $TP --flag $MORE_ARGS"))] == [("\x00TP\x00",), ()]
+    for option in ("--num-layers 4 --tensor-model-parallel-size $TP", '--parallelism.tensor_parallel_degree "$TP"'):
+        with pytest.raises(InputError, match=r"\$TP has no value in the file"):
+            read_text(f"torchrun x.py {option}", "run.sh")
+    with pytest.raises(InputError, match="--tensor-model-parallel-size has no value in the file"):
+        read_text("torchrun x.py --num-layers 4 --tensor-model-parallel-size $TP_ARGS --micro-batch-size 1", "run.sh")
+
+
+def test_options_in_what_holds_no_value_are_told_and_nothing_is_broken_for_want_of_them() -> None:
+    text = 'torchrun --nproc_per_node 8 x.py --tensor-model-parallel-size 2 --overlap-param-gather "${MODEL_ARGS[@]}"'
+    job = read_text(text, "run.sh")
+    assert job.unresolved == ("${MODEL_ARGS[@]} (the file sets no MODEL_ARGS)",)
+    assert not job.findings and any("--overlap-param-gather needs" in each.sentence for each in job.advice)
+    given = read_text(text, "run.sh", variables={"MODEL_ARGS": "--num-layers 4 --use-distributed-optimizer"})
+    assert given.sizes["layers"] == 4 and not given.unresolved
+    assert read_text(text.replace('"${MODEL_ARGS[@]}"', '"$@"'), "run.sh").findings
+
+
+# --- scripts that another reads in or starts ---------------------------------------------------------------------------------
+
+
+def script(folder: Path, name: str, *lines: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "conf/model.sh",
+        '"${HERE}/conf/model.sh"',
+        '"$(dirname "$0")/conf/model.sh"',
+        "`pwd`/conf/model.sh",
+        "/workspace/model.sh",
+        "conf/$KIND.sh",
+    ],
+)
+def test_a_script_that_is_read_in_is_followed(tmp_path: Path, named: str) -> None:
+    """Seen from the script's own folder, wherever it would be run; of an absolute path by its name."""
+    script(tmp_path, "conf/model.sh", "MODEL_ARGS=(--num-layers 8)", "TP=4", "exit 0")
+    script(tmp_path, "model.sh", "MODEL_ARGS=(--num-layers 8)", "TP=4")
+    main = script(
+        tmp_path,
+        "run.sh",
+        "HERE=$(cd $(dirname $0) && pwd)",
+        "KIND=model",
+        f"source {named}",
+        'torchrun x.py "${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP --micro-batch-size 1',
+    )
+    job = read_job(main)
+    assert job.degrees["tp"] == 4 and job.sizes["layers"] == 8
+    assert not [each for each in job.assumptions if "not found" in each]
+
+
+def test_one_from_the_root_of_the_repository_is_found_above(tmp_path: Path) -> None:
+    script(tmp_path, "conf/all.sh", "TP=4")
+    main = script(
+        tmp_path, "examples/small/run.sh", ". conf/all.sh", "torchrun x.py --num-layers 8 --tensor-model-parallel-size $TP"
+    )
+    assert read_job(main).degrees["tp"] == 4
+
+
+def test_one_that_is_not_there_is_told(tmp_path: Path) -> None:
+    lines = ("source ${ENVIRONMENT}", "source /opt/none/set_env.sh", "torchrun x.py --num-layers 8 --micro-batch-size 1")
+    job = read_job(script(tmp_path, "run.sh", *lines))
+    told = [each for each in job.assumptions if "not found beside run.sh" in each]
+    assert [each.partition(":")[0] for each in told] == ["$ENVIRONMENT", "/opt/none/set_env.sh"]
+
+
+def test_scripts_that_read_each_other_in_end(tmp_path: Path) -> None:
+    script(tmp_path, "a.sh", "source b.sh")
+    script(tmp_path, "b.sh", "source a.sh", "source b.sh")
+    main = script(tmp_path, "run.sh", "source a.sh", "torchrun x.py --num-layers 8 --micro-batch-size 1")
+    assert read_job(main).sizes["layers"] == 8
+
+
+def test_options_that_only_a_script_read_in_has(tmp_path: Path) -> None:
+    script(tmp_path, "all.sh", 'LINE="x.py --num-layers 8 --tensor-model-parallel-size $TP --pipeline-model-parallel-size 2"')
+    assert degrees(read_job(script(tmp_path, "run.sh", "TP=8", "source all.sh", "srun python $LINE"))) == {"tp": 8, "pp": 2}
+
+
+def test_a_script_that_is_started_is_followed_with_what_it_is_passed(tmp_path: Path) -> None:
+    """Its own defaults give way to variables set before its name, and "$@" stands for the words behind it."""
+    lines = ("TP=${TP:-1}", 'torchrun x.py --tensor-model-parallel-size $TP --num-layers 16 --micro-batch-size 1 "$@"')
+    script(tmp_path, "launch.sh", *lines)
+    main = script(tmp_path, "run.sh", "TP=4 bash launch.sh --pipeline-model-parallel-size 2")
+    assert degrees(read_job(main)) == {"tp": 4, "pp": 2}
+
+
+@pytest.mark.parametrize("passed", ["--num-virtual-stages-per-pipeline-rank 2", "--pipeline-model-parallel-layout 'Et|t|t|tL'"])
+def test_stages_of_a_script_that_is_not_there_are_not_judged_as_one(tmp_path: Path, passed: str) -> None:
+    main = script(tmp_path, "run.sh", f"PP=4 bash launch.sh --micro-batch-size 1 {passed}")
+    with pytest.raises(InputError, match=r"without --pipeline-model-parallel-size, which is in launch\.sh"):
+        read_job(main)
+
+
+# --- how many processes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("#SBATCH -N 4\n#SBATCH --gres=gpu:8\nsrun x.py {}", 32),
+        ("#SBATCH -N4\n#SBATCH --gres=gpu:h100:8\nsrun x.py {}", 32),
+        ("#SBATCH --nodes=2 # servers\n#SBATCH --gpus-per-node=h100:4\nsrun x.py {}", 8),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\nsrun x.py {}", 16),
+        ("#SBATCH --nodes=4\ntorchrun --nnodes $SLURM_JOB_NUM_NODES --nproc_per_node 8 x.py {}", 32),
+        ("#SBATCH --nodes=4\ntorchrun --nnodes $SLURM_NNODES --nproc-per-node 8 x.py {}", 32),
+        ("#SBATCH -N 2\nGPUS_PER_NODE=8\npython x.py {}", 16),
+        ("mpirun -np 64 python x.py {}", 64),
+        ("mpirun -n 16 python x.py {}", 16),
+        ("deepspeed --num_gpus 8 --num_nodes 2 x.py {}", 16),
+        ("msrun --worker_num 64 --local_worker_num 8 x.py {}", 64),
+        ("python x.py {}", None),
+    ],
+)
+def test_processes(text: str, count: int | None) -> None:
+    job = read_text(text.format("--num-layers 4 --tensor-model-parallel-size 2"), "run.sh")
+    assert job.devices == count and not job.unresolved
+
+
+# --- overrides of Megatron-Bridge --------------------------------------------------------------------------------------------
+
+OVERRIDES = """\
+CONFIGS=("8,2" "4,1")
+for CONFIG in "${CONFIGS[@]}"; do
+  IFS=',' read -r TP PP <<< "$CONFIG"
+  CMD="python run_recipe.py --recipe ${NAME}_pretrain_config"
+  CMD="$CMD model.tensor_model_parallel_size=$TP model.pipeline_model_parallel_size=$PP train.micro_batch_size=1"
+  srun bash -c "$CMD"
+done
+"""
+
+
+def test_of_several_layouts_in_a_loop_the_first_is_judged_whole() -> None:
+    job = read_text(f"NAME=llama31_8b\n{OVERRIDES}", "run.sh")
+    assert job.format == "megatron-bridge" and degrees(job) == {"tp": 8, "pp": 2}
+    assert job.recipe == "llama31_8b_pretrain_config" and job.model_name == "llama-3.1-8b"
+    assert read_text(OVERRIDES, "run.sh").recipe is None  # its name has no value here
