@@ -15,18 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cost_models.layers import EP
+from ..cost_models.loads import Cuts
 from ..cost_models.memory import static_rates
 from ..cost_models.pipeline import admissible_s, bound_s, in_flight
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import DUALPIPE, PAIRED, SPLIT
-from ..cost_models.split_passes import stage_loads
+from ..cost_models.split_passes import by_replay, stage_loads
+from ..cost_models.states import States
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.choices import FRAME, PRICED_CP_TYPES
 from ..search_spaces.enumeration import Frames, Space
 from ..search_spaces.groups import INNERMOST
 from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Bools, Floats, Ints, LayoutTable
 from ..search_spaces.row_keys import distinct_rows
-from .stages import default_cuts
+from .stages import cut_family, cut_rules
 
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
 ZERO2 = SHARDINGS.index("zero2")
@@ -56,7 +58,9 @@ def _bounds_s(model: CostModel, rows: Rows, p2p_s: Floats, after: Floats) -> Flo
         if SCHEDULES[code] in SPLIT:
             bound[members] = (m + extra) * (w - _paired_s(SCHEDULES[code], rows.take(members))) / pp
             continue
-        paths = bound_s(SCHEDULES[code], pp, table.vpp[members], w, largest_s[members], p2p_s[members], m)
+        # What is redone ahead of its gradient is on no path through all chunks.
+        passed = rows.work_s[members] if model.problem.stack.recompute_ahead else w
+        paths = bound_s(SCHEDULES[code], pp, table.vpp[members], passed, largest_s[members], p2p_s[members], m)
         steady = np.where(m > pp, w + (m - 1 + extra) * w / pp, 0.0) if code == ONE_F_ONE_B else (m + extra) * w / pp
         bound[members] = np.maximum(paths, steady)
     return bound + model.problem.stack.step_overhead_s.value
@@ -92,21 +96,55 @@ def _least_held(schedule: str, pp: int, vpp: int, num_microbatches: Ints) -> Flo
 
 
 def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
-    """Step time from below of rows whose cuts follow from a rule, (n,): their paths in closed form, with nothing beside them."""
+    """Step time from below of rows under every way to cut them that the search looks at (`cut_family`), (n,), with nothing beside
+    their passes: the paths of equal work in closed form, and of the ways that count layers those through one stage.
+    """
     bound = np.empty(len(rows))
     for members in same_shape(rows.table):
         for begin in range(0, len(members), ROWS_PER_BLOCK):
             some = members[begin : begin + ROWS_PER_BLOCK]
             part = rows.take(some)
             (pp, vpp, schedule), m = part.shape, part.column("num_microbatches")
-            load = part.chunks(default_cuts(model, part))
-            if schedule in SPLIT:  # the stage that does most, where no pair hides any of it
-                held = stage_loads(part, load)
-                busy = (held.forward_s + held.backward_s).max(axis=1) if schedule not in PAIRED else np.zeros(len(part))
-                bound[some] = m * busy
+            if by_replay(part):  # the stage that does most, where no pair hides any of it
+                family = cut_family(model, part)
+                held = [stage_loads(part, part.chunks(family[:, way])) for way in range(family.shape[1])]
+                busy = np.min([(each.forward_s + each.backward_s).max(axis=1) for each in held], axis=0)
+                bound[some] = m * busy * (schedule not in PAIRED)
                 continue
+            ruled, counted = cut_rules(model, part)
+            load = part.chunks(ruled)
             bound[some] = admissible_s(schedule, pp, vpp, load.forward_s, load.backward_s, 0.0, m)
+            if len(counted):
+                bound[some] = np.minimum(bound[some], _counted_s(part, counted))
     return bound + model.problem.stack.step_overhead_s.value
+
+
+def _counted_s(rows: Rows, cuts: Cuts) -> Floats:
+    """The least over some cuts (ways, pp·vpp+1) of the longest path through one stage, (n,): the chunks before it of the first
+    micro-batch, there and back, and all that it does itself.
+    """
+    (pp, vpp, _), pieces, m = rows.shape, rows.pieces, rows.column("num_microbatches")[:, None, None]
+    start, stop = cuts[:, :-1], cuts[:, 1:]
+    found = np.zeros((len(rows), len(cuts), pp))
+
+    def passed(some: npt.NDArray[np.intp], seconds: Floats, held: Ints) -> Floats:
+        stages, first = held.reshape(len(cuts), vpp, pp).sum(axis=1), held[:, :pp]
+        return np.asarray(seconds[rows.factor[some]][:, None, None] * (m[some] * stages + np.cumsum(first, axis=1) - first))
+
+    each = np.arange(len(rows))
+    for name in pieces.names:
+        piece, running = pieces.pieces[name], pieces.running[name]
+        found += passed(each, piece.once_s + piece.back_s, running[stop] - running[start])
+    for name, chunk in (("embedding", 0), ("head", -1)):
+        held = np.zeros_like(start)
+        held[:, chunk] = 1
+        found += passed(each, pieces.pieces[name].once_s + pieces.pieces[name].back_s, held)
+    for depth in np.unique(rows.depth[rows.depth > 0]).tolist():
+        alike = np.nonzero(rows.depth == depth)[0]
+        again = np.minimum(start + min(depth, len(pieces.blocks)), stop)
+        for name in pieces.names:
+            found[alike] += passed(alike, pieces.pieces[name].again_s, pieces.running[name][again] - pieces.running[name][start])
+    return np.asarray(found.max(axis=2).min(axis=1))
 
 
 def least_after(model: CostModel, rows: Rows) -> Floats:
@@ -152,16 +190,18 @@ def row_bounds_bytes(model: CostModel, rows: Rows) -> Floats:
 
 def work_bounds_bytes(model: CostModel, rows: Rows, sharings: Mapping[str, npt.NDArray[Any]]) -> Floats:
     """The same under the leanest of some choices of sharding and offload, (n,): what any layout of the row's work holds."""
-    dense, expert = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
+    first, place = distinct_rows(States.columns(rows.table))
+    table = rows.table.take(first)
+    dense, expert = np.full(len(first), np.inf), np.full(len(first), np.inf)
     for sharding, hsdp, offload in _shardings(sharings):
         # Shards within a pass belong to the work; between passes every row may have any.
-        apart = (rows.table.sharding >= ZERO2) | (sharding >= ZERO2)
-        mine = (rows.table.sharding == sharding) & (rows.table.hsdp == hsdp)
-        same = np.full(len(rows), sharding), np.full(len(rows), hsdp), np.full(len(rows), offload)
-        rates = static_rates(model.problem, replace(rows.table, sharding=same[0], hsdp=same[1], optimizer_offload=same[2]))
+        apart = (table.sharding >= ZERO2) | (sharding >= ZERO2)
+        mine = (table.sharding == sharding) & (table.hsdp == hsdp)
+        same = np.full(len(first), sharding), np.full(len(first), hsdp), np.full(len(first), offload)
+        rates = static_rates(model.problem, replace(table, sharding=same[0], hsdp=same[1], optimizer_offload=same[2]))
         for least, which in ((dense, 0), (expert, 1)):
             np.minimum(least, np.where(~apart | mine, rates.total(which), np.inf), out=least)
-    return _bytes_at_least(model, rows, (dense, expert))
+    return _bytes_at_least(model, rows, (dense[place], expert[place]))
 
 
 def _shardings(sharings: Mapping[str, npt.NDArray[Any]]) -> set[tuple[int, int, float]]:
@@ -174,9 +214,8 @@ def _bytes_at_least(model: CostModel, rows: Rows, rates: tuple[Floats, Floats]) 
     static, active, counts = _piece_bytes(model, rows, rates)
     least = np.empty(len(rows))
     for members in same_shape(rows.table):
-        t = rows.table.take(members)
-        schedule, pp, vpp = SCHEDULES[int(t.schedule[0])], int(t.pp[0]), int(t.vpp[0])
-        flight = _least_held(schedule, pp, vpp, t.num_microbatches)
+        pp, vpp, schedule = rows.take(members[:1]).shape
+        flight = _least_held(schedule, pp, vpp, rows.column("num_microbatches")[members])
         a, r = static[members], active[members]
         whole_a, whole_r = (a @ counts)[:, None], (r @ counts)[:, None]
         mu = 1.0 / np.maximum(whole_a + flight * whole_r, 1.0)

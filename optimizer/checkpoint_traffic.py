@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ..cost_models.checkpoint import state_bytes
 from ..cost_models.profile import load_profile
-from ..cost_models.reliability import Recovery, failures_per_s, kept_interval_s
+from ..cost_models.recovery import Recovery
+from ..cost_models.reliability import failures_per_s, kept_interval_s
 from ..cost_models.step import CostModel
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.degraded import slowed
@@ -88,5 +89,5 @@ def _interval_s(problem: Problem, priced: PricedLayout, drain_s: float) -> float
     recovery, failures = Recovery.of(problem.cluster), failures_per_s(problem.cluster, priced.devices_used)
     if recovery is None or not failures:
         return None
-    resident, _ = saved_of(problem, priced)
-    return float(kept_interval_s(recovery.save_s(resident), drain_s, 1.0 / failures))
+    save_s = recovery.save_s(saved_of(problem, priced).resident)
+    return float(kept_interval_s(save_s, drain_s, 1.0 / failures))

@@ -33,8 +33,10 @@ LEANING = 1.2
 """How much slower a stage is made to see the paths through it."""
 LEANT_PASSES = 1 << 16
 """Passes that are replayed for it at once; more of them only where two rounds have left bound and step apart."""
-PRICED_AT_ONCE = 1024
-"""Moves of a walk that are priced before what is left is looked at again: a replay of many takes little longer than of a few."""
+PRICED_AT_ONCE = 256
+"""Moves of a walk that are priced together, the most promising first, of which the best is taken: a replay of many takes little
+longer than of a few.
+"""
 ROUNDS = 12
 """Times that CP-SAT is asked for one partition; what it has proved by then stands."""
 EQUAL = 1e-6  # relative difference below which bound and step have met
@@ -112,7 +114,8 @@ class Chunking:
 class Chunks:
     """A partition: `cuts` (chunks+1), blocks of each kind under each choice of recompute in every chunk (kinds, choices, chunks).
 
-    `step_s` is the replayed step with what stages do after it, `bound_s` what no partition can beat; `rounds` were solved.
+    `step_s` is the replayed step with what stages do after it, `bound_s` what no partition can beat; `rounds` were solved, in
+    `seconds` of CP-SAT's deterministic time.
     """
 
     cuts: tuple[int, ...]
@@ -120,6 +123,7 @@ class Chunks:
     step_s: float
     bound_s: float
     rounds: int
+    seconds: float
 
     @property
     def optimal(self) -> bool:
@@ -172,35 +176,38 @@ def best_chunks(chunking: Chunking, starts: Sequence[Ints] = (), below_s: float 
     if best.counts is None:
         return None
     cuts = np.concatenate([[0], np.cumsum(best.counts.sum(axis=(0, 1)))])
-    return Chunks(tuple(cuts.tolist()), best.counts, best.step_s, min(bound_s, best.step_s), rounds)
+    return Chunks(tuple(cuts.tolist()), best.counts, best.step_s, min(bound_s, best.step_s), rounds, master.seconds)
 
 
 def walked(
     cutting: Cutting,
     cuts: Sequence[int],
+    step_s: float,
     price: Callable[[Ints], Floats],
     below: Callable[[Ints], Floats],
     most: int = 20,
-) -> list[tuple[int, ...]]:
-    """Partitions on the way downhill from `cuts`, best last: the best move of one block from one chunk to another, over and over.
+) -> list[tuple[tuple[int, ...], float]]:
+    """Partitions with their steps on the way downhill from `cuts`, whose step is given, best last: a good move of one block from
+    one chunk to another, over and over.
 
     `price` gives the steps of cuts (n, chunks+1), infinite for those that do not fit; `below` what they take at least, quicker.
     From cuts that do not fit no way leads on.
     """
-    way = [tuple(cuts)]
-    best_s = float(price(np.array(way))[0])
-    for _ in range(most if np.isfinite(best_s) else 0):
-        near = _moved(cutting, np.array(way[-1]))
+    way = [(tuple(cuts), step_s)]
+    for _ in range(most if np.isfinite(step_s) else 0):
+        limit_s, best = way[-1][1] * (1.0 - EQUAL), None
+        near = _moved(cutting, np.array(way[-1][0]))
         least_s = below(near) if len(near) else np.zeros(0)
-        hopeful, best = np.argsort(least_s, kind="stable"), None
-        while len(hopeful := hopeful[least_s[hopeful] < best_s * (1.0 - EQUAL)]):
+        hopeful = np.argsort(least_s, kind="stable")
+        hopeful = hopeful[least_s[hopeful] < limit_s]
+        while best is None and len(hopeful):
             now, hopeful = hopeful[:PRICED_AT_ONCE], hopeful[PRICED_AT_ONCE:]
             steps = price(near[now])
-            if steps.min() < best_s * (1.0 - EQUAL):
-                best, best_s = int(now[int(steps.argmin())]), float(steps.min())
+            if steps.min() < limit_s:
+                best = int(steps.argmin())
+                way.append((tuple(near[now[best]].tolist()), float(steps[best])))
         if best is None:
             break
-        way.append(tuple(near[best].tolist()))
     return way
 
 

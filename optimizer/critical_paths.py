@@ -125,7 +125,7 @@ def _counted(events: _Events, stage: int, path: Ints, work: Floats, chunks: int,
     return Path(stage, counts[0], counts[1], int((events.crossing[path] & (came == events.source[path])).sum()))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)  # some MiB each; one layout's are asked for again and again
 def _events(schedule: str, pp: int, vpp: int, num_microbatches: int) -> _Events:
     order = build_schedule(schedule, pp, vpp, num_microbatches)
     stage, position = order.sequence

@@ -13,6 +13,10 @@ from .solving import deterministic_solver
 
 DETERMINISTIC_LIMIT = 20.0
 """CP-SAT's deterministic seconds for each of the two aims."""
+REARRANGING_LIMIT, NEAR_ENOUGH = 3.0, 2e-3
+"""CP-SAT's deterministic seconds for a unit's copies and places at once, and the gap at which that ends."""
+HEAVY = 0.3
+"""Share of a rank's mean load from which an expert may have any number of copies in a unit that is rearranged; others have two."""
 
 
 @dataclass(frozen=True)
@@ -71,52 +75,97 @@ def decide(loads: Floats, site: Site, pairs: Floats | None, tolerance: float) ->
     `pairs` counts tokens that two experts share, (E, E); it is left out of account where there are copies. None if CP-SAT finds
     nothing in its time.
     """
-    model, takes, fullest, unit = _model(loads, site)
-    solver = _solver()
-    model.minimize(fullest)
-    status = solver.solve(model)
+    asked = _Asked.of(loads, site, np.full(len(loads), min(site.ranks, 1 + site.redundant)))
+    solver = deterministic_solver(DETERMINISTIC_LIMIT)
+    asked.model.minimize(asked.fullest)
+    status = solver.solve(asked.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    bound = (solver.best_objective_bound - len(loads) - site.redundant) * unit
-    slots = _slots(solver, takes)
+    bound = (solver.best_objective_bound - len(loads) - site.redundant) * asked.unit
+    slots = asked.slots(solver)
     if pairs is None or site.redundant or len(site.spans) == 1:
         return Decided(slots, bound)
-    model.add(fullest <= int(solver.objective_value * (1.0 + tolerance)))
-    for variable in (taken for row in takes for taken in row):
-        model.add_hint(variable, solver.boolean_value(variable))
-    _fewest_apart(model, takes, site, pairs)
-    again = _solver()
-    found = again.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    return Decided(_slots(again, takes) if found else slots, bound)
+    asked.model.add(asked.fullest <= int(solver.objective_value * (1.0 + tolerance)))
+    asked.start_from(slots)
+    _fewest_apart(asked.model, asked.takes, site, pairs)
+    again = deterministic_solver(DETERMINISTIC_LIMIT)
+    found = again.solve(asked.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return Decided(asked.slots(again) if found else slots, bound)
 
 
-Takes = list[list[cp_model.IntVar]]
+def rearranged(loads: Floats, ranks: int, slots: Ints) -> Ints:
+    """Slots of one unit, (P,), as CP-SAT improves them by other numbers of copies and other places at once, in a short time."""
+    redundant = len(slots) - len(loads)
+    most = np.where(loads > HEAVY * loads.sum() / ranks, min(ranks, 1 + redundant), min(ranks, 1 + redundant, 2))
+    most = np.maximum(most, np.bincount(slots, minlength=len(loads)))
+    asked = _Asked.of(loads, Site(np.zeros(ranks, dtype=np.int64), 1, redundant), most)
+    asked.start_from(slots)
+    asked.model.minimize(asked.fullest)
+    solver = deterministic_solver(REARRANGING_LIMIT)
+    solver.parameters.relative_gap_limit = NEAR_ENOUGH
+    found = solver.solve(asked.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return asked.slots(solver) if found else slots
 
 
-def _model(loads: Floats, site: Site) -> tuple[cp_model.CpModel, Takes, cp_model.IntVar, float]:
-    """Experts × ranks: whether a copy of the expert sits there; and the load of the fullest rank in whole units."""
-    model = cp_model.CpModel()
-    experts, ranks = len(loads), site.ranks
-    unit = float(loads.sum()) / UNITS
-    slots = (experts + site.redundant) // ranks
-    takes = [[model.new_bool_var("") for _ in range(ranks)] for _ in range(experts)]
-    fullest = model.new_int_var(0, 2 * UNITS, "")
-    parts: list[list[cp_model.LinearExprT]] = [[] for _ in range(ranks)]
-    for expert, row in enumerate(takes):
-        counts = [model.new_bool_var("") for _ in range(min(ranks, 1 + site.redundant))]
-        model.add_exactly_one(counts)
-        model.add(sum(row) == sum((index + 1) * count for index, count in enumerate(counts)))
-        for index, count in enumerate(counts):
-            part = round(float(loads[expert]) / (index + 1) / unit)
-            for rank, taken in enumerate(row):
-                both = model.new_bool_var("")
-                model.add_bool_or(both, ~taken, ~count)
-                parts[rank].append(part * both)
-    for rank in range(ranks):
-        model.add(sum(row[rank] for row in takes) == slots)
-        model.add(sum(parts[rank]) <= fullest)
-    _keep_groups(model, takes, site)
-    return model, takes, fullest, unit
+@dataclass(frozen=True)
+class _Asked:
+    """A model, for every expert, number of copies and rank: whether one of so many copies sits there; the fullest rank's load.
+
+    Loads are in whole units of `unit`.
+    """
+
+    model: cp_model.CpModel
+    parts: list[list[list[cp_model.IntVar]]]
+    fullest: cp_model.IntVar
+    unit: float
+
+    @classmethod
+    def of(cls, loads: Floats, site: Site, most: Ints) -> _Asked:
+        """With 1 to `most` copies, (E,), of every expert."""
+        model, unit = cp_model.CpModel(), float(loads.sum()) / UNITS
+        parts = [[[model.new_bool_var("") for _ in range(site.ranks)] for _ in range(limit)] for limit in most.tolist()]
+        fullest = model.new_int_var(0, 2 * UNITS, "")
+        for expert in parts:
+            chosen = [model.new_bool_var("") for _ in expert]
+            model.add_exactly_one(chosen)
+            for copies, (row, count) in enumerate(zip(expert, chosen, strict=True), start=1):
+                model.add(sum(row) == copies * count)
+            for of_rank in zip(*expert, strict=True):
+                model.add_at_most_one(of_rank)
+        share = [
+            round(load / copies / unit) for load, limit in zip(loads, most.tolist(), strict=True) for copies in range(1, limit + 1)
+        ]
+        for rank in range(site.ranks):
+            held = [row[rank] for expert in parts for row in expert]
+            model.add(sum(held) == (len(loads) + site.redundant) // site.ranks)
+            model.add(cp_model.LinearExpr.weighted_sum(held, share) <= fullest)
+        asked = cls(model, parts, fullest, unit)
+        _keep_groups(model, asked.takes, site)
+        return asked
+
+    @property
+    def takes(self) -> Takes:
+        """Whether an expert, one row each, has a copy on a rank."""
+        return [[sum(of_rank) for of_rank in zip(*expert, strict=True)] for expert in self.parts]
+
+    def start_from(self, slots: Ints) -> None:
+        """Gives CP-SAT a placement to start from."""
+        ranks = len(self.parts[0][0])
+        held = np.zeros((len(self.parts), ranks), dtype=bool)
+        held[slots, np.repeat(np.arange(ranks), len(slots) // ranks)] = True
+        for expert, on in zip(self.parts, held, strict=True):
+            for copies, row in enumerate(expert, start=1):
+                for taken, here in zip(row, on.tolist(), strict=True):
+                    self.model.add_hint(taken, here and copies == on.sum())
+
+    def slots(self, solver: cp_model.CpSolver) -> Ints:
+        """The expert in every slot, rank by rank."""
+        ranks = range(len(self.parts[0][0]))
+        held = np.array([[any(solver.boolean_value(row[rank]) for row in expert) for expert in self.parts] for rank in ranks])
+        return np.nonzero(held)[1]
+
+
+Takes = list[list[cp_model.LinearExprT]]
 
 
 def _keep_groups(model: cp_model.CpModel, takes: Takes, site: Site) -> None:
@@ -131,7 +180,7 @@ def _keep_groups(model: cp_model.CpModel, takes: Takes, site: Site) -> None:
         model.add(sum(home[index] for home in homes) == site.groups // site.units)
     for expert, row in enumerate(takes):
         for rank, taken in enumerate(row):
-            model.add_implication(taken, homes[expert // size][site.unit_of_rank[rank]])
+            model.add(taken <= homes[expert // size][site.unit_of_rank[rank]])
 
 
 def _fewest_apart(model: cp_model.CpModel, takes: Takes, site: Site, pairs: Floats) -> None:
@@ -145,13 +194,3 @@ def _fewest_apart(model: cp_model.CpModel, takes: Takes, site: Site, pairs: Floa
             model.add(at[first][s] - at[second][s] <= split)
         apart.append(round(float(pairs[first, second]) / unit) * split)
     model.minimize(sum(apart))
-
-
-def _slots(solver: cp_model.CpSolver, takes: Takes) -> Ints:
-    return np.array(
-        [expert for rank in range(len(takes[0])) for expert, row in enumerate(takes) if solver.boolean_value(row[rank])]
-    )
-
-
-def _solver() -> cp_model.CpSolver:
-    return deterministic_solver(DETERMINISTIC_LIMIT)

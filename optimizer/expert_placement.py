@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Literal
 
@@ -13,20 +13,21 @@ from ..search_spaces.errors import InputError
 from ..search_spaces.layer_kinds import MoeMlp
 from ..search_spaces.layout import Floats, Ints, Layout, Problem
 from ..search_spaces.model import ModelSpec
+from .expert_crossing import TOLERANCE, copies_across, even_across, pairs_apart
 from .expert_loads import ExpertLoads
 from .expert_model import Site
 from .experts import (
-    TOLERANCE,
+    by_balancer,
     by_longest_first,
-    copies_across,
+    copies_share_ranks,
     imbalance,
     in_order,
     logical_to_physical,
     most_copies,
-    pairs_apart,
     physical_to_logical,
     place,
-    placement_bound,
+    round_robin,
+    without_groups,
 )
 from .imbalance_steps import STEPS_AT, steps_at
 from .ranks import devices_per_supernode, groups
@@ -38,22 +39,30 @@ PROVEN = 1e-6
 
 
 class LayerPlacement(Result):
-    """One layer: load of the fullest rank over the mean in today's order, by longest processing time first (without regard for
-    routing groups), as placed, and the least that any placement can have.
+    """One layer: load of the fullest rank over the mean in today's order, dealt in turn, by longest processing time first (without
+    regard for routing groups), by greedy balancing as EPLB does it, as placed, and the least that any placement can have.
 
-    `gap` is how far the placed one is above that bound, as a share. `across` and `today_across` are the shares that cross
-    supernodes, `worst_window` and `today_worst_window` the imbalance in the worst of several windows that were measured.
+    `gap` is how far the placed one is above that bound, as a share. `ungrouped` is what longest processing time first and swaps
+    reach where routing groups that are kept need not be. `across` and so on are the shares of a token's copies that cross
+    supernodes, `apart` and `today_apart` those of the pairs of experts that a token chose, where pairs were counted;
+    `worst_window` and `today_worst_window` the imbalance in the worst of several windows that were measured.
     """
 
     layer: int
     today: float
+    round_robin: float
     longest_first: float
+    balanced: float
+    ungrouped: float | None = None
     placed: float
     bound: float
     gap: float
     status: Literal["optimal", "feasible"]
     today_across: float
     across: float
+    ungrouped_across: float | None = None
+    today_apart: float | None = None
+    apart: float | None = None
     today_worst_window: float | None = None
     worst_window: float | None = None
 
@@ -75,7 +84,7 @@ class ExpertMap(Result):
 
 
 class ExpertPlacement(Result):
-    """Where the experts go. `across_is` says what the shares that cross supernodes are shares of."""
+    """Where the experts go; figures are means over layers. `even_across`: what would cross if all experts were chosen evenly."""
 
     paraplan: str
     model: str
@@ -83,9 +92,11 @@ class ExpertPlacement(Result):
     supernodes: int
     redundant: int
     groups_kept: int
-    across_is: str
     today: float
     placed: float
+    today_across: float
+    across: float
+    even_across: float
     layers: tuple[LayerPlacement, ...]
     steps: tuple[StepAt, ...]
     assumptions: tuple[str, ...]
@@ -115,7 +126,9 @@ def place_experts(
         placed, record = _layer(layer, windows, where, own)
         slots.append(placed)
         found.append(record)
-    today, after = (float(np.mean([getattr(each, name) for each in found])) for name in ("today", "placed"))
+    names = ("today", "placed", "today_across", "across")
+    today, after, today_across, across = (float(np.mean([getattr(each, name) for each in found])) for name in names)
+    even = even_across(moe.experts, where)
     return ExpertPlacement(
         paraplan=version("paraplan"),
         model=problem.model.name,
@@ -123,12 +136,20 @@ def place_experts(
         supernodes=len(where.spans),
         redundant=redundant,
         groups_kept=moe.routing_groups if where.units > 1 else 0,
-        across_is=_across_is(where, pairs),
         today=today,
         placed=after,
+        today_across=today_across,
+        across=across,
+        even_across=even,
         layers=tuple(found),
-        steps=steps_at(problem, layout, {**dict.fromkeys(STEPS_AT, ""), today: "today", after: "placed"}, profile),
-        assumptions=(*loads.absent, *_unmeasured(problem, loads), *_assumed(moe, where, pairs)),
+        steps=steps_at(
+            problem,
+            layout,
+            {**dict.fromkeys(STEPS_AT, ""), today: "today", after: "placed"},
+            profile,
+            {"today": today_across / even, "placed": across / even} if even else {},
+        ),
+        assumptions=(*loads.absent, *_unmeasured(problem, loads), *_assumed(problem, moe, where, pairs, slots)),
         map=_map(tuple(loads.layers), slots, moe.experts, layout.ep),
     )
 
@@ -174,34 +195,27 @@ def _layer(layer: int, windows: Floats, where: Site, pairs: Floats | None) -> tu
     today = in_order(len(loads), where.ranks)
     found = place(loads, where, pairs)
     mean = float(loads.sum()) / where.ranks
-    bound = min(placement_bound(loads, where), found.bound) if found.gap > PROVEN else found.bound
-    gap = max(0.0, found.fullest / bound - 1.0)
     worst = [max(imbalance(window, slots, where.ranks) for window in windows) for slots in (today, found.slots)]
+    free = without_groups(loads, where) if where.units > 1 else None
     return found.slots, LayerPlacement(
         layer=layer,
         today=imbalance(loads, today, where.ranks),
+        round_robin=imbalance(loads, round_robin(len(loads), where.ranks), where.ranks),
         longest_first=imbalance(loads, by_longest_first(loads, where), where.ranks),
+        balanced=imbalance(loads, by_balancer(loads, where), where.ranks),
+        ungrouped=None if free is None else imbalance(loads, free, where.ranks),
         placed=found.fullest / mean,
-        bound=bound / mean,
-        gap=gap,
-        status="optimal" if gap <= PROVEN else "feasible",
-        today_across=_across(loads, today, where, pairs),
-        across=_across(loads, found.slots, where, pairs),
+        bound=found.bound / mean,
+        gap=found.gap,
+        status="optimal" if found.gap <= PROVEN else "feasible",
+        today_across=copies_across(loads, today, where, pairs),
+        across=copies_across(loads, found.slots, where, pairs),
+        ungrouped_across=None if free is None else copies_across(loads, free, where, pairs),
+        today_apart=None if pairs is None else pairs_apart(pairs, today, where.supernodes),
+        apart=None if pairs is None else pairs_apart(pairs, found.slots, where.supernodes),
         today_worst_window=worst[0] if len(windows) > 1 else None,
         worst_window=worst[1] if len(windows) > 1 else None,
     )
-
-
-def _across(loads: Floats, slots: Ints, where: Site, pairs: Floats | None) -> float:
-    return copies_across(loads, slots, where) if pairs is None else pairs_apart(pairs, slots, where.supernodes)
-
-
-def _across_is(where: Site, pairs: Mapping[int, Floats] | None) -> str:
-    if len(where.spans) == 1:
-        return "nothing: the EP group lies within one supernode"
-    if pairs is not None:
-        return "pairs of experts that a token chose together, apart where they sit in different supernodes"
-    return "the copies of a token that go to its experts, sent once to every other supernode that has one of them"
 
 
 def _unmeasured(problem: Problem, loads: ExpertLoads) -> Iterable[str]:
@@ -212,14 +226,27 @@ def _unmeasured(problem: Problem, loads: ExpertLoads) -> Iterable[str]:
         yield f"of {routed} layers with experts {len(loads.layers)} are measured: {said}"
 
 
-def _assumed(moe: MoeMlp, where: Site, pairs: Mapping[int, Floats] | None) -> Iterable[str]:
+def _assumed(
+    problem: Problem, moe: MoeMlp, where: Site, pairs: Mapping[int, Floats] | None, slots: Sequence[Ints]
+) -> Iterable[str]:
     yield "a copy of an expert receives an equal part of its load, and copies of one expert sit on different ranks"
-    yield "step times take the mean over layers of the imbalance, and traffic between supernodes as the plan has it"
+    shared = sum(copies_share_ranks(each, where.ranks) for each in slots)
+    if shared:
+        yield f"in {shared} of {len(slots)} layers copies of an expert share a rank, which leaves the fullest rank less than apart"
+    yield "step times take the mean over layers of the imbalance"
     if where.redundant:
         share = where.redundant / moe.experts
         yield f"weights, gradients and states of the copies, {share:.1%} more of the experts', are not in the price, nor in memory"
     if len(where.spans) == 1:
         return
+    if problem.stack.moe_dispatcher == "flex":
+        yield "and the mean over layers of the copies of tokens that cross supernodes, today and as placed"
+    else:
+        yield "the stack sends every copy of a token by itself: in the price as much crosses supernodes wherever experts sit"
+    if pairs is None:
+        yield "each choice of a token is taken to be independent in what crosses supernodes; --co-activation says which go together"
+    else:
+        yield "what crosses supernodes is estimated from the pairs that a token chose: how many of all lie in a supernode"
     if moe.routing_groups > 1 and where.units == 1:
         spans = ", ".join(map(str, where.spans))
         yield (
@@ -228,8 +255,8 @@ def _assumed(moe: MoeMlp, where: Site, pairs: Mapping[int, Floats] | None) -> It
         )
     if moe.routing_groups > 1 and where.units > 1:
         yield f"each of the {moe.routing_groups} routing groups stays together, for which LPT has no regard"
-    if pairs is not None and (where.redundant or 1 < where.units < len(where.spans)):
-        yield "what tokens choose together moves no expert: copies, or groups wider than a supernode, are in the way"
+    if pairs is not None and where.units == len(where.spans) == where.groups:
+        yield "what tokens choose together moves no expert: each supernode keeps one routing group"
     elif pairs is not None:
         yield f"of placements whose fullest rank is within {TOLERANCE:.1%} of the least, one with fewer pairs apart is taken"
 

@@ -1,39 +1,30 @@
 """Experts placed on the ranks of an EP group from measured loads: the fullest rank least, then what crosses supernodes least.
 
 Few experts are decided by one CP-SAT model (expert_model.py). Of many, the routing groups are dealt to supernodes first, copies
-given to heavy experts, and each unit packed for itself (expert_packing.py); where tokens are known to choose experts together,
-swaps between supernodes bring these together as long as the fullest rank stays within TOLERANCE of the least.
+given to heavy experts, and each unit filled for itself (expert_copies.py). What the greedy balancer of DeepSeek finds is kept where
+nothing else is better, so that no placement is worse. Where tokens are known to choose experts together, these are brought into one
+supernode as long as the fullest rank stays within TOLERANCE of the least (expert_crossing.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice, product
 
 import numpy as np
-import numpy.typing as npt
 
-from ..search_spaces.layout import Floats, Ints
+from ..search_spaces.layout import Bools, Floats, Ints
+from .expert_copies import copies_bound, filled, fullest_load, owners, packed_quickly, split
+from .expert_crossing import TOLERANCE, nearer
 from .expert_model import Site, decide
-from .expert_packing import TIGHT, improved, in_whole, longest_first, pack, packing_bound
+from .expert_packing import in_whole, longest_first, pack
 
-TOLERANCE = 1e-3
-"""Share of the least load of the fullest rank that may be given up for fewer tokens across supernodes."""
 DECIDED_PLACES = 80
 """Experts × ranks × possible copies up to which one CP-SAT model decides everything."""
-MOST_SWAPS = 2000
-DIVISORS = (0.0, 0.5, 1.0)
-"""Ways to share out copies, as seats go to parties: by load per copy (Adams), per next copy (Jefferson), or between (Webster)."""
-GIVERS = 6
-"""Experts that may give up a copy, for each expert that could take one."""
 MOST_TRIED = 100
-"""Moves of a copy that are tried, and swaps of groups before one helps."""
+"""Swaps of groups that are tried before one helps."""
 MOST_GROUPS_MOVED = 20
-FAR_FULLER = 1.01
-"""Load of the fullest rank over the mean from which the experts of the fullest ranks stay together."""
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -44,6 +35,12 @@ class Placed:
     fullest: float
     bound: float
 
+    @classmethod
+    def of(cls, loads: Floats, slots: Ints, site: Site, bound: float) -> Placed:
+        """With the bound, or the load of the fullest rank where rounding or a richer choice brings that below it."""
+        fullest = fullest_load(loads, slots, site.ranks)
+        return cls(slots, fullest, min(bound, fullest))
+
     @property
     def gap(self) -> float:
         """How far above the bound the fullest rank is, as a share; 0 is proven best."""
@@ -53,21 +50,31 @@ class Placed:
 def place(loads: Floats, site: Site, pairs: Floats | None = None) -> Placed:
     """Places the experts of one layer, loads (E,); `pairs` counts tokens that two experts share, (E, E).
 
-    Every rank gets as many slots, every expert at least one. ValueError if experts and redundant copies do not divide over ranks,
-    or there are more copies than ranks to hold them apart.
+    Every rank gets as many slots, every expert at least one. Copies of one sit on different ranks, unless greedy balancing puts
+    them together and nothing better is found. ValueError if experts and redundant copies do not divide over ranks, or there are
+    more copies than ranks to hold them apart.
     """
     slots = len(loads) + site.redundant
     if slots % site.ranks or site.redundant > len(loads) * (site.ranks // site.units - 1):
         raise ValueError(f"{slots} experts with their copies do not fill {site.ranks} ranks evenly")
+    found, settled = _least_full(loads, site, pairs)
+    greedy = by_balancer(loads, site)
+    if fullest_load(loads, greedy, site.ranks) < found.fullest / (1.0 + TOLERANCE * settled):
+        found, settled = Placed.of(loads, greedy, site, placement_bound(loads, site)), False
+    if pairs is None or settled:
+        return found
+    return Placed.of(loads, nearer(loads, site, pairs, found.slots), site, found.bound)
+
+
+def _least_full(loads: Floats, site: Site, pairs: Floats | None) -> tuple[Placed, bool]:
+    """A placement whose fullest rank holds least, and whether it has the fewest pairs apart already."""
+    bound = placement_bound(loads, site)
     if len(loads) * site.ranks * min(1 + site.redundant, site.ranks) <= DECIDED_PLACES:
         decided = decide(loads, site, pairs, TOLERANCE)
         if decided is not None:
-            fullest = fullest_load(loads, decided.slots, site.ranks)
-            return Placed(decided.slots, fullest, min(max(decided.bound, placement_bound(loads, site)), fullest))
-    found = _placed(loads, site, _dealt(loads, site))
-    nearer = None if pairs is None else _nearer(loads, site, pairs, found)
-    best = nearer or found
-    return replace(best, bound=min(found.bound, best.fullest))
+            return Placed.of(loads, decided.slots, site, max(decided.bound, bound)), pairs is not None and not site.redundant
+    unit = _dealt(loads, site)
+    return Placed.of(loads, filled(loads, unit, site.unit_of_rank, site.redundant // site.units), site, bound), False
 
 
 def in_order(experts: int, ranks: int) -> Ints:
@@ -75,22 +82,46 @@ def in_order(experts: int, ranks: int) -> Ints:
     return np.arange(experts // ranks * ranks)
 
 
+def round_robin(experts: int, ranks: int) -> Ints:
+    """Slots dealt in turn: expert e on rank e mod ranks."""
+    return np.arange(experts // ranks * ranks).reshape(-1, ranks).T.reshape(-1)
+
+
 def by_longest_first(loads: Floats, site: Site) -> Ints:
-    """Slots by longest processing time first, copies given to whichever expert has the most load per copy."""
-    owner = _owners(loads, site.redundant, site.ranks)
-    device = longest_first(_split(loads, owner), site.ranks, owner)
+    """Slots by longest processing time first, copies given to whichever expert has the most load per copy; no regard for groups."""
+    owner = owners(loads, site.redundant, site.ranks)
+    device = longest_first(split(loads, owner), site.ranks, owner)
     return owner[np.argsort(device, kind="stable")]
 
 
-def rank_loads(loads: Floats, slots: Ints, ranks: int) -> Floats:
-    """Load of every rank, (ranks,); a copy takes an equal part of its expert's load."""
-    parts: Floats = _split(loads, slots).reshape(ranks, -1).sum(axis=1)
-    return parts
+def by_balancer(loads: Floats, site: Site) -> Ints:
+    """Slots as greedy balancing fills them (DeepSeek's EPLB, as its README describes it).
+
+    Groups go to units, heaviest first to the lightest with room; in a unit the next copy goes to the expert with the most load per
+    copy, and copies go to ranks as groups to units, also two of an expert to one rank.
+    """
+    unit = np.repeat(longest_first(loads.reshape(site.groups, -1).sum(axis=1), site.units), len(loads) // site.groups)
+    redundant = site.redundant // site.units
+    found = np.empty((site.ranks, (len(loads) + site.redundant) // site.ranks), dtype=np.int64)
+    for index in range(site.units):
+        mine, own = np.flatnonzero(unit == index), np.flatnonzero(site.unit_of_rank == index)
+        owner = owners(loads[mine], redundant, 1 + redundant)
+        device = longest_first(split(loads[mine], owner), len(own))
+        found[own] = mine[owner[np.argsort(device, kind="stable")]].reshape(len(own), -1)
+    return found.reshape(-1)
 
 
-def fullest_load(loads: Floats, slots: Ints, ranks: int) -> float:
-    """Load of the fullest rank."""
-    return float(rank_loads(loads, slots, ranks).max())
+def without_groups(loads: Floats, site: Site) -> Ints:
+    """Slots as longest processing time first and swaps fill them where routing groups need not stay together."""
+    owner = owners(loads, site.redundant, site.ranks)
+    device, _ = packed_quickly(loads, site.ranks, owner)
+    return owner[np.argsort(device, kind="stable")]
+
+
+def copies_share_ranks(slots: Ints, ranks: int) -> bool:
+    """Whether some rank has two copies of an expert."""
+    held = np.sort(slots.reshape(ranks, -1), axis=1)
+    return bool((held[:, 1:] == held[:, :-1]).any())
 
 
 def imbalance(loads: Floats, slots: Ints, ranks: int) -> float:
@@ -101,13 +132,9 @@ def imbalance(loads: Floats, slots: Ints, ranks: int) -> float:
 def placement_bound(loads: Floats, site: Site) -> float:
     """A load that the fullest rank has at least, wherever experts, copies and groups go.
 
-    The mean; the largest copy when heavy experts are copied as evenly as can be; the packing bound where nothing is copied; and of
-    routing groups that are kept together, the fullest unit's mean.
+    That of all ranks as one unit (copies_bound); and of routing groups that are kept together, the fullest unit's mean.
     """
-    if not site.redundant:
-        least = packing_bound(loads, site.ranks)
-    else:
-        least = max(float(loads.sum()) / site.ranks, float(_split(loads, _owners(loads, site.redundant, site.ranks)).max()))
+    least = copies_bound(loads, site.ranks, site.redundant)
     if site.units == 1:
         return least
     groups = loads.reshape(site.groups, -1).sum(axis=1)
@@ -117,36 +144,10 @@ def placement_bound(loads: Floats, site: Site) -> float:
     return found if site.redundant else in_whole(loads, found)
 
 
-def pairs_apart(pairs: Floats, slots: Ints, supernodes: Ints) -> float:
-    """Share of the tokens' pairs of experts that sit in different supernodes; copies are chosen evenly."""
-    where = np.zeros((len(pairs), int(supernodes.max()) + 1))
-    np.add.at(where, (slots, np.repeat(supernodes, len(slots) // len(supernodes))), 1.0)
-    where /= where.sum(axis=1, keepdims=True)
-    both = np.triu(pairs, 1)
-    return float((both * (1.0 - where @ where.T)).sum() / both.sum()) if both.sum() else 0.0
-
-
-def copies_across(loads: Floats, slots: Ints, site: Site) -> float:
-    """Share of a token's top_k copies that are sent to other supernodes, one to each, if its choices are independent.
-
-    A routing group is among the chosen in proportion to its load; of the experts of a chosen group, each of the token's choices
-    there falls on a supernode in proportion to the load that it holds. Tokens start evenly from all ranks.
-    """
-    spans = site.spans
-    if len(spans) == 1:
-        return 0.0
-    held = np.zeros((site.groups, len(spans)))
-    homes = np.repeat(site.supernodes, len(slots) // site.ranks)
-    np.add.at(held, (slots * site.groups // len(loads), homes), _split(loads, slots))
-    of_group = held.sum(axis=1)
-    chosen = np.minimum(1.0, site.groups_topk * of_group / of_group.sum())
-    share = held / np.maximum(of_group, 1e-300)[:, None]
-    hit = chosen[:, None] * (1.0 - (1.0 - np.minimum(share, 1.0)) ** (site.top_k / site.groups_topk))
-    visited = 1.0 - np.prod(1.0 - hit, axis=0)
-    return float((visited * (1.0 - spans / site.ranks)).sum() / site.top_k)
-
-
-# --- how many experts are placed ---------------------------------------------------------------------------------------------
+def _within_units(loads: Floats, site: Site) -> float:
+    """The bound of the fullest unit where each holds one group."""
+    ranks, redundant = site.ranks // site.units, site.redundant // site.units
+    return max(copies_bound(group, ranks, redundant) for group in loads.reshape(site.groups, -1))
 
 
 def _dealt(loads: Floats, site: Site) -> Ints:
@@ -169,7 +170,7 @@ def _with_moved_groups(groups: Floats, site: Site, unit: Ints) -> Ints:
 
     def fullest(members: Bools) -> float:
         inside = groups[members].reshape(-1)
-        return _packed_quickly(inside, ranks, _owners(inside, redundant, ranks))[1]
+        return packed_quickly(inside, ranks, owners(inside, redundant, ranks))[1]
 
     held = [fullest(unit == index) for index in range(site.units)]
     for _ in range(MOST_GROUPS_MOVED):
@@ -185,168 +186,6 @@ def _with_moved_groups(groups: Floats, site: Site, unit: Ints) -> Ints:
         else:
             break
     return unit
-
-
-def _placed(loads: Floats, site: Site, unit: Ints) -> Placed:
-    """The slots when every expert's unit is given."""
-    slots = _filled(loads, unit, site.unit_of_rank, site.redundant // site.units)
-    fullest = fullest_load(loads, slots, site.ranks)
-    return Placed(slots, fullest, min(placement_bound(loads, site), fullest))
-
-
-def _filled(loads: Floats, unit: Ints, unit_of_rank: Ints, redundant: int, enough: float = 0.0) -> Ints:
-    """Slots rank by rank: every unit's experts, and as many copies in each, packed on its own ranks.
-
-    The unit with most per rank comes first; the others need not be better than it, nor than `enough`.
-    """
-    ranks, spans = len(unit_of_rank), np.bincount(unit_of_rank)
-    found = np.empty((ranks, (len(loads) + redundant * len(spans)) // ranks), dtype=np.int64)
-    for index in np.argsort(-np.bincount(unit, loads) / spans, kind="stable").tolist():
-        mine, own = np.flatnonzero(unit == index), np.flatnonzero(unit_of_rank == index)
-        slots, fullest = _copied_and_packed(loads[mine], len(own), redundant, enough)
-        enough = max(enough, fullest)
-        found[own] = np.sort(mine[slots].reshape(len(own), -1), axis=1)
-    return found.reshape(-1)
-
-
-def _copied_and_packed(loads: Floats, ranks: int, redundant: int, enough: float) -> tuple[Ints, float]:
-    """Slots of one unit and the load of its fullest rank; copies are shared out in several ways, then moved while that helps."""
-    bound = placement_bound(loads, Site(np.zeros(ranks, dtype=np.int64), 1, redundant))
-    target = max(enough, bound * (1.0 + TIGHT))
-    owner = _owners(loads, redundant, ranks)
-    if redundant:
-        shares = [_owners(loads, redundant, ranks, divisor) for divisor in DIVISORS]
-        moved = [_with_moved_copies(loads, ranks, share, target) for share in shares]
-        owner = min(moved, key=lambda found: found[1])[0]
-    packed = pack(_split(loads, owner), ranks, owner, enough)
-    return owner[np.argsort(packed.device, kind="stable")], packed.fullest
-
-
-def _with_moved_copies(loads: Floats, ranks: int, owner: Ints, target: float) -> tuple[Ints, float]:
-    """The expert of every copy, and the load of the fullest rank, after one more copy for an expert of the fullest rank at the
-    expense of one that suffers least, time after time, while that helps.
-    """
-    device, fullest = _packed_quickly(loads, ranks, owner)
-    tried = 0
-    better = True
-    while better and fullest > target:
-        better = False
-        for counts in _moves(loads, ranks, owner, device):
-            changed = np.repeat(np.arange(len(loads)), counts)
-            again = _packed_quickly(loads, ranks, changed)
-            tried += 1
-            better = again[1] < fullest * (1.0 - 1e-9)
-            if better:
-                owner, (device, fullest) = changed, again
-            if better or tried == MOST_TRIED:
-                break
-        better &= tried < MOST_TRIED
-    return owner, fullest
-
-
-def _moves(loads: Floats, ranks: int, owner: Ints, device: Ints) -> Iterator[Ints]:
-    """Copies of every expert, (E,), after a copy more for one on the fullest rank and one less for another."""
-    counts = np.bincount(owner, minlength=len(loads))
-    full = int(np.argmax(np.bincount(device, _split(loads, owner), ranks)))
-    for expert in owner[device == full].tolist():
-        left = np.where(counts > 1, loads / np.maximum(counts - 1, 1), np.inf)
-        left[expert] = np.inf
-        for other in np.argsort(left, kind="stable")[:GIVERS].tolist():
-            if counts[expert] < ranks and np.isfinite(left[other]):
-                changed = counts.copy()
-                changed[[expert, other]] += 1, -1
-                yield changed
-
-
-def _packed_quickly(loads: Floats, ranks: int, owner: Ints) -> tuple[Ints, float]:
-    parts = _split(loads, owner)
-    device = improved(parts, longest_first(parts, ranks, owner), ranks, owner)
-    return device, float(np.bincount(device, parts, ranks).max())
-
-
-def _within_units(loads: Floats, site: Site) -> float:
-    """The bound of the fullest unit where each holds one group."""
-    inside = replace(
-        site, supernodes=np.zeros(site.ranks // site.units, dtype=np.int64), redundant=site.redundant // site.units, groups=1
-    )
-    return max(placement_bound(group, inside) for group in loads.reshape(site.groups, -1))
-
-
-def _owners(loads: Floats, redundant: int, ranks: int, divisor: float = 0.0) -> Ints:
-    """The expert of every copy, (E + redundant,): the next copy is of the expert with the most load per copies and `divisor`.
-
-    With a divisor of 0 the largest copy is as small as it can be with no more copies of an expert than ranks.
-    """
-    counts = np.ones(len(loads), dtype=np.int64)
-    for _ in range(redundant):
-        counts[int(np.argmax(np.where(counts < ranks, loads / (counts + divisor), -1.0)))] += 1
-    return np.repeat(np.arange(len(loads)), counts)
-
-
-def _split(loads: Floats, slots: Ints) -> Floats:
-    """Load of every slot: its expert's over the copies of it."""
-    parts: Floats = (loads / np.maximum(np.bincount(slots, minlength=len(loads)), 1))[slots]
-    return parts
-
-
-# --- what crosses supernodes -------------------------------------------------------------------------------------------------
-
-
-def _nearer(loads: Floats, site: Site, pairs: Floats, found: Placed) -> Placed | None:
-    """A placement with fewer pairs apart whose fullest rank is within TOLERANCE of the found one's, or None.
-
-    Without copies and routing groups to keep, experts are exchanged between supernodes; groups that share one are exchanged whole.
-    """
-    spans = site.spans
-    whole = site.units > 1
-    if len(spans) == 1 or site.redundant or (whole and site.units < len(spans)):
-        return None
-    homes = np.empty(len(loads), dtype=np.int64)
-    homes[found.slots] = np.repeat(site.supernodes, len(found.slots) // site.ranks)
-    limit = found.fullest * (1.0 + TOLERANCE)
-    size = len(loads) // site.groups if whole else 1
-    items = loads.reshape(-1, size).sum(axis=1)
-    between = pairs.reshape(len(items), size, len(items), size).sum(axis=(1, 3))
-    apart = pairs_apart(pairs, found.slots, site.supernodes)
-    tied: Bools = np.any(_tied(loads, found.slots, site.ranks).reshape(-1, size), axis=1, keepdims=False)
-    for slack in (1.0, 0.5, 0.25):
-        mean = float(loads.sum()) / site.ranks
-        room = (mean + slack * (limit - mean)) * spans.astype(np.float64)
-        unit = np.repeat(exchanged(items, between, homes[::size], room, tied), size)
-        slots = _filled(loads, unit, site.supernodes, 0, limit)
-        fullest = fullest_load(loads, slots, site.ranks)
-        if fullest <= limit and pairs_apart(pairs, slots, site.supernodes) < apart * (1.0 - 1e-9):
-            return Placed(slots, fullest, found.bound)
-    return None
-
-
-def _tied(loads: Floats, slots: Ints, ranks: int) -> Bools:
-    """Experts of ranks that are far fuller than the mean, (E,): they stay together, a heavy one with the light ones beside it."""
-    held = rank_loads(loads, slots, ranks)
-    full = held > (held.mean() + held.max()) / 2.0 if held.max() > held.mean() * FAR_FULLER else np.zeros(ranks, dtype=bool)
-    return np.isin(np.arange(len(loads)), slots.reshape(ranks, -1)[full])
-
-
-def exchanged(loads: Floats, pairs: Floats, homes: Ints, room: Floats, tied: Bools) -> Ints:
-    """Home of every item after swaps, the best each time, that leave fewer pairs apart and no home over its room (Kernighan, Lin).
-
-    Items that are `tied` stay where they are.
-    """
-    homes = homes.copy()
-    pairs = (pairs + pairs.T) * (1.0 - np.eye(len(pairs)))
-    for _ in range(MOST_SWAPS):
-        held = np.bincount(homes, loads, len(room))
-        near = np.stack([pairs[:, homes == home].sum(axis=1) for home in range(len(room))], axis=1)
-        own = near[np.arange(len(homes)), homes]
-        gain = near[:, homes] - own[:, None] + near[:, homes].T - own[None, :] - 2.0 * pairs
-        given = loads[:, None] - loads[None, :]
-        over = (held[homes][None, :] + given > room[homes][None, :]) & (given > 0)
-        gain = np.where(over | over.T | tied[:, None] | tied[None, :] | (homes[:, None] == homes[None, :]), -np.inf, gain)
-        first, second = np.unravel_index(int(np.argmax(gain)), gain.shape)
-        if gain[first, second] <= 1e-9 * max(float(pairs.max()), 1e-300):
-            break
-        homes[[first, second]] = homes[[second, first]]
-    return homes
 
 
 def physical_to_logical(slots: Ints) -> list[int]:

@@ -336,7 +336,8 @@ def _lighter_states(problem: Problem, fits: Fits) -> Iterator[Relaxation]:
     if problem.stack.gradient_bytes == 4:
         changed = problem.model_copy(update={"stack": problem.stack.model_copy(update={"gradient_bytes": 2})})
         if fits(changed):
-            yield Relaxation("gradients accumulated in bf16", changed)
+            where = f"gradient_bytes: 2 in a copy of the stack {problem.stack.name}"
+            yield Relaxation(f"gradients accumulated in bf16 ({where})", changed)
     if problem.stack.optimizer_offload and problem.workload.fix.get("offload") not in (None, ("optimizer:1",)):
         fix = {**problem.workload.fix, "offload": ("optimizer:1",)}
         changed = _with_workload(problem, {"fix": fix})

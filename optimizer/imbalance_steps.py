@@ -16,8 +16,16 @@ ASSUMED = "assumed by the plan"
 MOST_IMBALANCE = 1000
 
 
-def steps_at(problem: Problem, layout: Layout, named: Mapping[float, str], profile: str | None = None) -> tuple[StepAt, ...]:
+def steps_at(
+    problem: Problem,
+    layout: Layout,
+    named: Mapping[float, str],
+    profile: str | None = None,
+    crossings: Mapping[str, float] | None = None,
+) -> tuple[StepAt, ...]:
     """The layout's step time at the problem's own imbalance of the experts and at others, each with its name, least first.
+
+    `crossings` says by name how many copies of tokens leave a supernode over those under even routing.
 
     InputError for an imbalance that none can be, or a model without experts.
     """
@@ -33,7 +41,9 @@ def steps_at(problem: Problem, layout: Layout, named: Mapping[float, str], profi
     for _, (at, of) in sorted(points.items()):
         if not 1 <= at <= MOST_IMBALANCE:
             raise InputError(f"expert imbalance {at:g}: must be from 1, every device as full as the others, to {MOST_IMBALANCE:,}")
-        workload = problem.workload.model_copy(update={"expert_imbalance": at, "imbalance_shape": {}})
+        crossing = (crossings or {}).get(of, problem.workload.expert_crossing)
+        spread = {"expert_imbalance": at, "imbalance_shape": {}, "expert_crossing": crossing}
+        workload = problem.workload.model_copy(update=spread)
         model = CostModel(switched(problem.model_copy(update={"workload": workload}), layout), curves)
         staged = layout if layout.stages else with_default_stages(model, layout)
         priced = model.price(LayoutTable.from_layouts([staged]))

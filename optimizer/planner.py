@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import numpy as np
 from ..cost_models.details import Detail, detail
 from ..cost_models.memory import GIB, verdict
 from ..cost_models.profile import Profile, load_profile
+from ..cost_models.reach import CONGESTED, MEASURED_SUPERNODES, congestion_s, unmeasured_supernodes
 from ..cost_models.schedules import PAIRED, SPLIT, Schedule, usual_schedule
 from ..cost_models.step import CostModel
 from ..cost_models.timeline import Timeline, replayed
@@ -25,15 +27,16 @@ from ..search_spaces.vocabulary import V_SHAPED
 from ..search_spaces.workload import MemoryMargin
 from .aims import STEP_TIME, parse_aims
 from .deadline import Deadline
-from .engines import ENGINES
+from .engines import ENGINES, Task, solve
 from .imbalance_steps import STEPS_AT, steps_at
 from .incumbent import Setting
 from .leftover import Left, chosen, with_left
+from .offloading import offloaded
 from .orders import other_orders
 from .recutting import Recut, downhill, settled
 from .reports.comparison import compare
 from .result import Certificate, Memory, Plan, PricedLayout, StageMemory
-from .rule_prices import DEFAULT_INSIDE, Asked, Ruled, reserve_price, ruled_search, with_inside, with_step
+from .rule_prices import DEFAULT_INSIDE, Answer, reserve_price, ruled, with_inside
 from .search import Found
 from .slow_device import least_harmed, slow_assumptions
 from .spreading import spread_out
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
 UNPRICEABLE = frozenset(
     {
-        *("C001", "C029", "C030a", "C030b", "C032a", "C032b", "C060", "C063a", "C063b"),
+        *("C001", "C002", "C029", "C030a", "C030b", "C032a", "C032b", "C060", "C063a", "C063b"),
         *("C064a", "C064b", "C064c", "C075a", "C075b", "C075d", "C140"),
     }
 )
@@ -118,37 +121,57 @@ def plan(
         problem, slow = taken.way.problem, taken.way.slow
     others = 2 if problem.workload.reserved_gib else 0
 
-    def searched(of: Problem) -> Ruled:
-        asked = Asked(engine, top, heard_of("searching"))
-        return ruled_search(Setting(of, curves), asked, inside_by_default, deadline, others)
+    def searched(of: Problem, share: float = 1.0) -> Answer:
+        limit_s = deadline.share_s(1 + others)
+        limit_s = None if limit_s is None else limit_s * share
+        found = solve(engine, Task(Space(of), CostModel(of, curves), top, limit_s, heard_of("searching")))
+        return Answer(of, found, limit_s)
 
-    ruled = searched(problem)
-    if left is not None and left.open:
-        spread = spread_out(Setting(problem, curves), ruled, searched, deadline, heard_of("other spreads"))
-        ruled, options = spread.ruled, spread.options
-    problem, found = ruled.problem, ruled.found
+    def rest_after(found: Found) -> Deadline:
+        """No more time where a search was cut short; one that samples is never complete."""
+        return deadline if found.complete or engine == "optuna" else Deadline.after(0.0)
+
+    def answered_alone(of: Problem, share: float) -> Answer:
+        found = searched(of, share)
+        if left is not None and left.open:
+            found = spread_out(Setting(of, curves), found, searched, deadline, heard_of("other spreads"))
+        if found.found.best:
+            best, cuts = settled(CostModel(found.problem, curves), found.found, rest_after(found.found), bound_cuts)
+            found = replace(found, found=replace(found.found, best=best[:top]), cuts=cuts)
+        return found
+
+    answer, inside = ruled(problem, answered_alone, inside_by_default)
+    problem, found, cuts = answer.problem, answer.found, answer.cuts
+    options = options or answer.options
     model, space = CostModel(problem, curves), Space(problem)
     if not found.best and not found.complete:
-        raise _nothing_found(engine, time_limit_s, ruled)
+        raise _nothing_found(engine, time_limit_s, answer)
     if not found.best:
         from .explain import explain_infeasible
 
         raise explain_infeasible(problem, model, space)
-    found.best, cuts = settled(model, found, deadline, bound_cuts)
-    del found.best[top:]
+    rest = rest_after(found)
     layouts = [*(candidate.layout for candidate in found.best), *([] if waiting is None else [waiting])]
-    priced = _replayed(model, layouts, deadline)
+    priced = _replayed(model, layouts, rest)
     if slow is not None:
         priced, place = least_harmed(slow, problem, curves, priced, top)
     kept = with_inside(problem, DEFAULT_INSIDE) if inside_by_default else problem
-    beyond = other_orders(kept, curves, [each.layout for each in priced]) if bound_cuts else ""
-    words = f"{space.words}; {beyond}" if beyond else space.words
+    beyond: list[str] = []
+    if bound_cuts and not rest.passed:
+        reported = [each.layout for each in priced]
+        moved = offloaded(Setting(kept, curves), reported, priced[0].step_time_s, deadline)
+        beyond = [words for words in (other_orders(kept, curves, reported), moved) if words]
     fastest = Plan(
         paraplan=version("paraplan"),
         problem=problem,
-        assumptions=(*assumptions(problem, curves, profile), *slow_assumptions(place), *(left.said if left else ())),
+        assumptions=(
+            *assumptions(problem, curves, profile),
+            *exchange_assumptions(model, priced[0]),
+            *slow_assumptions(place),
+            *(left.said if left else ()),
+        ),
         plan=priced[0],
-        certificate=_certificate(found, words, priced[0].step_time_s, cuts if slow is None else None),
+        certificate=_certificate(found, "; ".join((space.words, *beyond)), priced[0].step_time_s, cuts if slow is None else None),
         alternatives=tuple(_beside(problem, priced[0], other) for other in priced[1:]),
         ties=ties(problem, curves, priced[0], priced[1:]),
     )
@@ -159,7 +182,6 @@ def plan(
     )
     best = priced[0].layout
     steps = steps_at(problem, best, dict.fromkeys(STEPS_AT, ""), profile) if best.ep > 1 else None
-    inside = None if ruled.cost is None else with_step(ruled.cost, found.best[0].step_time_s)
     fastest = fastest.model_copy(update={"inside": inside, "reserve": reserve, "at_imbalance": steps})
     if left is not None:
         fastest = with_left(fastest, left, options, whole, place)
@@ -167,7 +189,7 @@ def plan(
         return fastest
     from .further import Questions, answered
 
-    interrupted = not found.complete and not deadline.passed and engine != "optuna"  # which samples, and is never complete
+    interrupted = rest.passed and not deadline.passed
     return answered(fastest, curves, Questions(aims, sensitivity, robust, refine, top), progress, deadline, interrupted)
 
 
@@ -224,9 +246,9 @@ def _beside(problem: Problem, best: PricedLayout, other: PricedLayout) -> Priced
     return other.model_copy(update={"gives_up": trade.losses, "gains": trade.gains})
 
 
-def _nothing_found(engine: str, time_limit_s: float | None, ruled: Ruled) -> InputError | Infeasible:
+def _nothing_found(engine: str, time_limit_s: float | None, answer: Answer) -> InputError | Infeasible:
     """Why a search that was not complete has no layout: too little time, or an engine that only samples."""
-    if ruled.limit_s is not None and ruled.found.seconds >= 0.99 * ruled.limit_s:  # it began to run a little before the search
+    if answer.limit_s is not None and answer.found.seconds >= 0.99 * answer.limit_s:  # it began to run a little before the search
         return Infeasible(f"time limit of {time_limit_s:g} s: no layout was found in it; give it more time.")
     return InputError(f"engine {engine}: none of the layouts that it tried fits into memory; engine auto looks at all of them.")
 
@@ -306,7 +328,10 @@ def _described(model: CostModel, layout: Layout, found: Detail) -> PricedLayout:
     return PricedLayout(
         layout=layout.model_copy(update={"overlap": _overlap(problem, layout)}),
         step_time_s=seconds,
-        step_time_interval_s=(seconds * interval.low, seconds * interval.high),
+        step_time_interval_s=(
+            seconds * interval.low,
+            seconds * interval.high + congestion_s(model.network, layout, found.breakdown_s["ep"]),
+        ),
         tokens_per_s_per_device=tokens / seconds / devices,
         model_tflops_per_device=found.model_flops / seconds / devices / 1e12,
         mfu=found.model_flops / seconds / devices / peak,
@@ -323,12 +348,19 @@ def _described(model: CostModel, layout: Layout, found: Detail) -> PricedLayout:
 
 
 def _utilisation(model: CostModel, found: Detail) -> dict[str, float]:
-    """Bytes that a used device sends across each level over what its links there could carry in the step."""
+    """Bytes that a used device sends across each level, or by its link to the host or the pool, over what its links there could
+    carry in the step.
+    """
     carried = {
         level.name: rate * found.step_time_s / GIB
         for level, rate in zip(model.network.levels, model.network.bandwidth, strict=True)
     }
-    return {level: sum(by.values()) / float(carried[level]) for level, by in found.traffic_gib.items() if by}
+    used = {level: sum(by.values()) / float(carried[level]) for level, by in found.traffic_gib.items() if by}
+    if found.offloaded_gib:
+        to = model.problem.workload.offload_to
+        rate = model.problem.cluster.tier(to).bandwidth_bytes_per_s.value
+        used[f"{to} link"] = found.offloaded_gib * GIB / rate / found.step_time_s
+    return used
 
 
 def _overlap(problem: Problem, layout: Layout) -> dict[str, float]:
@@ -363,6 +395,19 @@ def schedule_assumptions(problem: Problem, layout: Layout) -> tuple[str, ...]:
             f"{layout.schedule}: a forward beside a backward hides the exchange of tokens of each behind the other's kernels"
         )
     return tuple(said)
+
+
+def exchange_assumptions(model: CostModel, priced: PricedLayout) -> Iterator[str]:
+    """What the price of a layout assumes of exchanges of tokens between more supernodes than were measured."""
+    supernodes = unmeasured_supernodes(model.network, priced.layout)
+    if supernodes:
+        longer = congestion_s(model.network, priced.layout, priced.breakdown_s["ep"])
+        yield (
+            f"tokens are exchanged between {supernodes} supernodes: measured on up to {MEASURED_SUPERNODES}, and on eight in three "
+            f"networks, two of which held the rate that is priced; under an oversubscribed spine they took {CONGESTED:g} times as "
+            f"long, which would add {longer:.3g} s to the step (in the upper end of its interval): give `oversubscription` where "
+            "the cluster has it"
+        )
 
 
 def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[str, ...]:
@@ -401,7 +446,8 @@ def replayed_passes(problem: Problem, found: Detail, layout: Layout) -> Timeline
 
 def order_of(problem: Problem, layout: Layout) -> Schedule:
     """The order of passes of a layout, as the problem's stack runs it."""
-    return usual_schedule(layout.schedule, layout.pp, layout.vpp, layout.num_microbatches, problem.stack.split_backward)
+    stack, m = problem.stack, layout.num_microbatches
+    return usual_schedule(layout.schedule, layout.pp, layout.vpp, m, stack.split_backward, stack.microbatch_group)
 
 
 def _memory(model: CostModel, found: Detail) -> Memory:

@@ -1,6 +1,6 @@
 """A layout's chunks cut again: downhill by its price, and what no other way to cut them could beat, by cutting planes.
 
-The search cuts interleaved chunks by a rule and redoes as many layers in every chunk, so that its proof covers all layouts alike;
+The search cuts chunks by the fastest of a family and redoes as many layers in each, so that its proof covers all layouts alike;
 the best that it finds are then cut here as well as can be. Where a stack is told how many layers each chunk redoes, stages that
 keep few micro-batches in flight redo fewer.
 """
@@ -15,19 +15,22 @@ import numpy as np
 from ..cost_models.pieces import Piece
 from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
-from ..cost_models.schedules import SPLIT, WHOLE
-from ..cost_models.step import CostModel
+from ..cost_models.schedules import WHOLE
+from ..cost_models.split_passes import by_replay
+from ..cost_models.step import CostModel, Prices
 from ..search_spaces.choices import FRAME
 from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, NONE, Floats, Ints, Layout, LayoutTable, Problem, Recompute, Split
 from ..search_spaces.rules import violations
 from .bounds import least_after, row_bounds_s
 from .chunks import Blocks, Chunking, Chunks, best_chunks, walked
 from .deadline import Deadline
-from .search import Candidate, Found
-from .stages import EQUAL, cutting_of, partitioned_exactly
+from .search import NEAR, Candidate, Found
+from .stages import EQUAL, cut_family, cutting_of, partitioned_exactly
 
 PROOF_SECONDS = 0.1
-"""Deterministic seconds that CP-SAT may look for a better way to cut one layout."""
+"""Deterministic seconds that CP-SAT may look for better ways to cut a plan's layout, and to bound them, all calls together."""
+DEPTH_SECONDS = 0.5
+"""The same for the depths of its chunks, of all layouts that are kept together, where each chunk has its own."""
 TIGHTENED = 3
 """Times that CP-SAT is given less memory where what it found turns out to need more than it counted."""
 DEPTHS_CHANGED = 64
@@ -49,19 +52,21 @@ class Recut:
         return self.step_time_s / self.bound_s - 1.0
 
 
-def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS) -> Recut:
+def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS, bounded: bool = True) -> Recut:
     """The layout with the best cuts that CP-SAT finds in `seconds` of its time, at least as good as its own, and a bound.
 
-    Where `redoes_by_chunk` holds, cuts and bound are over every chunk's depth of recompute too. Schedules that split passes are cut
-    downhill, and bounded by the work of their mean stage.
+    Where `redoes_by_chunk` holds, cuts and bound are over every chunk's depth of recompute too. Schedules that are replayed are cut
+    downhill, and bounded by the work of their mean stage. Unless `bounded` no time goes into the bound of others.
     """
     rows = model.rows(LayoutTable.from_layouts([layout]))
     least_s = float(row_bounds_s(model, rows, least_after(model, rows))[0])
-    if layout.schedule in SPLIT:
+    if by_replay(rows):
         step_s, moved = _downhill(model, rows, layout)
         return Recut(moved, step_s, min(step_s, least_s), 0)
-    prove = _proved_by_chunk if redoes_by_chunk(model.problem, layout) else _proved_cuts
-    best, bound_s, rounds = prove(model, layout, rows, seconds)
+    if redoes_by_chunk(model.problem, layout):
+        best, bound_s, rounds = _proved_by_chunk(model, layout, rows, seconds, bounded)
+    else:
+        best, bound_s, rounds = _proved_cuts(model, rows, seconds)
     if not np.isfinite(best.step_s):  # nothing fits: the layout stays as it is, and so does its price
         own_s = float(model.price_rows(rows).step_time_s[0])
         return Recut(layout, own_s, min(own_s, least_s), rounds)
@@ -69,9 +74,9 @@ def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS) -> 
     return Recut(_with_split(model, layout, best.split), best.step_s, min(best.step_s, least_s), rounds)
 
 
-def _proved_cuts(model: CostModel, layout: Layout, rows: Rows, seconds: float) -> tuple[_Priced, float, int]:
+def _proved_cuts(model: CostModel, rows: Rows, seconds: float) -> tuple[_Priced, float, int]:
     """The best cuts of a layout that redoes alike in all its chunks, what CP-SAT proves of any, and its rounds."""
-    ways = [replace(_split(rows), cuts=cuts) for cuts in _way(model, rows)]
+    ways = [replace(_split(rows), cuts=cuts) for cuts, _ in _ends(model, rows)]
     chunking = chunking_of(model, rows)
     found = best_chunks(chunking, [counts_of(chunking, way) for way in ways], seconds=seconds)
     tried = [ways[-1]] if found is None else [ways[-1], replace(ways[-1], cuts=found.cuts)]
@@ -79,30 +84,39 @@ def _proved_cuts(model: CostModel, layout: Layout, rows: Rows, seconds: float) -
     return best, *((0.0, 0) if found is None else (found.bound_s, found.rounds))
 
 
-def _proved_by_chunk(model: CostModel, layout: Layout, rows: Rows, seconds: float) -> tuple[_Priced, float, int]:
-    """The same with every chunk's own depth of recompute, which is then made less wherever memory leaves room."""
+def _proved_by_chunk(model: CostModel, layout: Layout, rows: Rows, seconds: float, bounded: bool) -> tuple[_Priced, float, int]:
+    """The same with every chunk's own depth of recompute, which is then made less wherever memory leaves room.
+
+    If it is to be bounded, half of the time is for the search, the rest for the bound.
+    """
     extremes = [layout.model_copy(update={"recompute": depth}) for depth in ("full", "none")]
     whole, bare = (model.rows(LayoutTable.from_layouts([each])) for each in extremes)
-    own = _split(rows)
-    split = replace(own, redone=own.redone or tuple(min(int(rows.depth[0]), held) for held in own.counts))
-    ways = [replace(split, cuts=cuts) for cuts in _way(model, rows)]
+    own, depth = _split(rows), int(rows.depth[0])
+    split, *ways = (_redoing(replace(own, cuts=cuts), depth) for cuts in (own.cuts, *(cuts for cuts, _ in _ends(model, rows))))
     chunking = chunking_of(model, whole, leading=True)
     starts = [counts_of(chunking, way) for way in ways]
     unredone = [replace(each, redone=(0,) * len(each.redone)) for each in (split, ways[-1])]
-    priced, rounds = _priced_by_chunk(model, whole, bare, [split, ways[-1], *unredone]), 0
+    priced, rounds, left_s = _priced_by_chunk(model, whole, bare, [split, ways[-1], *unredone]), 0, seconds / (1.0 + bounded)
     for _ in range(1 + TIGHTENED):  # a stage may hold more of its early chunks than CP-SAT counts
-        found = best_chunks(chunking, starts, seconds=seconds)
+        found = best_chunks(chunking, starts, seconds=left_s) if left_s > 0.0 else None
         if found is None:
             break
         (last,) = _priced_by_chunk(model, whole, bare, [_split_of(split, found)])
-        priced, rounds = [*priced, last], rounds + found.rounds
+        priced, rounds, left_s = [*priced, last], rounds + found.rounds, left_s - found.seconds
         if last.over_bytes <= 0.0:
             break
         chunking = replace(chunking, limit_bytes=chunking.limit_bytes - last.over_bytes)
     best = _shallow(model, whole, bare, min(priced, key=lambda one: one.step_s))
+    if not bounded:
+        return best, 0.0, rounds
     roomy = chunking_of(model, whole, leading=True, beside=bare)
-    bound = best_chunks(roomy, [counts_of(roomy, best.split)], seconds=seconds)
+    bound = best_chunks(roomy, [counts_of(roomy, best.split)], seconds=seconds / 2.0 + max(left_s, 0.0))
     return best, 0.0 if bound is None else bound.bound_s, rounds
+
+
+def _redoing(split: Split, depth: int) -> Split:
+    """A split whose chunks are told how many layers they redo: as it says, or up to a depth."""
+    return replace(split, redone=split.redone or tuple(min(depth, held) for held in split.counts))
 
 
 def _shallow(model: CostModel, whole: Rows, bare: Rows, best: _Priced) -> _Priced:
@@ -135,35 +149,37 @@ def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = 
     """The best layouts of a search, and those near them, with better cuts where there are any; the best of each frame, fastest
     first, and what is proved of the fastest's cuts.
 
-    Nothing is proved where there is one way to cut it, no time left, or nobody asks for it (`bounded`).
+    Those that no cuts could bring among the best stay as they are. Nothing is proved where there is one way to cut it, no time
+    left, or nobody asks for it (`bounded`).
     """
     candidates = sorted(_distinct([*found.best, *found.near]), key=lambda candidate: candidate.step_time_s)
     rows = model.rows(LayoutTable.from_layouts([candidate.layout for candidate in candidates]))
     least_s = row_bounds_s(model, rows, least_after(model, rows))
-    fastest_s = found.best[0].step_time_s
     by_frame = {_frame(candidate.layout): candidate for candidate in reversed(found.best)}
     for place, candidate in enumerate(candidates):
         frame = _frame(candidate.layout)
         known = by_frame.get(frame)
-        limit_s = fastest_s if known is None else known.step_time_s
+        kept_s = sorted(each.step_time_s for each in by_frame.values())[len(found.best) - 1]
+        limit_s = kept_s if known is None else known.step_time_s
         if deadline.passed or not least_s[place] < limit_s:
             continue
-        step_s, layout = _downhill(model, rows.take(np.array([place])), candidate.layout)
-        if step_s < limit_s * (1.0 - EQUAL):
-            by_frame[frame], fastest_s = Candidate(step_s, layout), min(fastest_s, step_s)
+        step_s, layout = _downhill(model, rows.take(np.array([place])), candidate.layout, limit_s)
+        if step_s < limit_s * (1.0 - EQUAL) and model.price(LayoutTable.from_layouts([layout])).fits[0]:
+            by_frame[frame] = Candidate(step_s, layout)
+    best = sorted(by_frame.values(), key=lambda candidate: candidate.step_time_s)[: len(found.best)]
     if model.problem.stack.recompute_by_chunk:
-        by_frame = {frame: _redone_by_chunk(model, candidate, deadline) for frame, candidate in by_frame.items()}
-    best = sorted(by_frame.values(), key=lambda candidate: candidate.step_time_s)
+        redone = [_redone_by_chunk(model, candidate, deadline, DEPTH_SECONDS / len(best)) for candidate in best]
+        best = sorted(redone, key=lambda candidate: candidate.step_time_s)
     return _proved_first(model, best, bounded and not deadline.passed)
 
 
-def _redone_by_chunk(model: CostModel, candidate: Candidate, deadline: Deadline) -> Candidate:
-    """A layout that redoes anything with every chunk's own depth, where that is faster and legal."""
+def _redone_by_chunk(model: CostModel, candidate: Candidate, deadline: Deadline, seconds: float) -> Candidate:
+    """A layout that redoes anything with every chunk's own depth, where that is faster and legal; CP-SAT may look for `seconds`."""
     layout = candidate.layout
     free = _cut_freely(model, layout) and redoes_by_chunk(model.problem, layout)
     if deadline.passed or layout.recompute == "none" or not free:
         return candidate
-    found = proved(model, layout)
+    found = proved(model, layout, seconds, bounded=False)
     better = found.step_time_s < candidate.step_time_s * (1.0 - EQUAL)
     return Candidate(found.step_time_s, found.layout) if better and not violations(model.problem, found.layout) else candidate
 
@@ -205,15 +221,14 @@ def downhill(model: CostModel, layout: Layout) -> tuple[float, Layout]:
     return _downhill(model, model.rows(LayoutTable.from_layouts([layout])), layout)
 
 
-def _downhill(model: CostModel, rows: Rows, layout: Layout) -> tuple[float, Layout]:
-    """The same of the one row that is the layout's."""
+def _downhill(model: CostModel, rows: Rows, layout: Layout, limit_s: float | None = None) -> tuple[float, Layout]:
+    """The same of the one row that is the layout's; with a limit from one partition, if that can be expected to come below it."""
     if not _cut_freely(model, layout) or partitioned_exactly(model.problem, rows.table).all():
         return float(model.price_rows(rows).step_time_s[0]), layout
-    way, split = _way(model, rows), _split(rows)
-    if len(way) == 1:
+    split, (*_, (best, step_s)) = _split(rows), _ends(model, rows, limit_s)
+    if best == split.cuts:
         return float(model.price_rows(rows).step_time_s[0]), layout
-    step_s = float(_price(model, rows, np.array(way[-1:]))[0])
-    return step_s, _with_split(model, layout, replace(split, cuts=way[-1]))
+    return step_s, _with_split(model, layout, replace(split, cuts=best))
 
 
 def _split(rows: Rows) -> Split:
@@ -221,15 +236,32 @@ def _split(rows: Rows) -> Split:
     return rows.table.splits[int(rows.table.split[0])]
 
 
-def _way(model: CostModel, rows: Rows) -> list[tuple[int, ...]]:
-    price, below = (lambda cuts, closed=closed: _price(model, rows, cuts, closed) for closed in (False, True))
-    pp, vpp, _ = rows.shape
-    return walked(cutting_of(model, pp, vpp), _split(rows).cuts, price, below)
+def _ends(model: CostModel, rows: Rows, limit_s: float | None = None) -> list[tuple[tuple[int, ...], float]]:
+    """Where single moves of blocks lead one row's cuts, fastest last, with their steps: from the fastest of its own and of the
+    search's that fits, and from those of equal work. Its own alone where none fits; with a limit the first way alone, if it begins
+    near the limit.
+    """
+
+    def price(cuts: Ints, closed_form: bool = False) -> Floats:
+        many = rows.take(np.zeros(len(cuts), dtype=np.intp))  # no two of these share their pipeline
+        return _steps(model.price_flow(many, model.flow(many, cuts, closed_form)))
+
+    def below(cuts: Ints) -> Floats:
+        return price(cuts, closed_form=True)
+
+    (pp, vpp, _), own, family = rows.shape, _split(rows).cuts, cut_family(model, rows)[0]
+    starts = list(dict.fromkeys([own, *map(tuple, family.tolist())]))
+    begin_s = dict(zip(starts, price(np.array(starts)).tolist(), strict=True))
+    fastest = min(starts, key=begin_s.__getitem__)
+    if begin_s[fastest] > (np.inf if limit_s is None else limit_s * (1.0 + NEAR)):
+        return [(own, begin_s[own])]
+    begun = sorted({fastest, tuple(family[0].tolist()) if limit_s is None else fastest})
+    ends = [walked(cutting_of(model, pp, vpp), start, begin_s[start], price, below)[-1] for start in begun]
+    return sorted(ends, key=lambda end: -end[1]) if any(np.isfinite(step_s) for _, step_s in ends) else [(own, begin_s[own])]
 
 
-def _price(model: CostModel, rows: Rows, cuts: Ints, closed_form: bool = False) -> Floats:
-    """Steps of one row under many cuts, infinite where they do not fit; in `closed_form` from below."""
-    priced = model.price_cuts(rows.take(np.zeros(len(cuts), dtype=np.intp)), cuts, closed_form)
+def _steps(priced: Prices) -> Floats:
+    """Steps, infinite where they do not fit."""
     return np.where(priced.fits, priced.step_time_s, np.inf)
 
 
@@ -249,7 +281,7 @@ def _priced(model: CostModel, rows: Rows, splits: Sequence[Split]) -> list[_Pric
     first = np.zeros(len(splits), dtype=np.intp)
     table = rows.table.take(first).with_splits(np.arange(len(splits)), tuple(splits))
     priced = model.price_cuts(rows.spread(table, first), np.array([split.cuts for split in splits]))
-    steps = np.where(priced.fits, priced.step_time_s, np.inf).tolist()
+    steps = _steps(priced).tolist()
     return list(map(_Priced, splits, steps, (priced.peak_bytes - model.usable_bytes).tolist()))
 
 

@@ -51,7 +51,8 @@ class Repairs:
         """Which choices break no rule but memory, and can be cut and priced as they stand, (n,)."""
         table = table_of(self.problem, self.starts, choices)
         mask = legal_mask(self.problem, table, self._rules)
-        mask &= (table.schedule != INTERLEAVED) | (table.num_microbatches % table.pp == 0)
+        if not self.problem.stack.microbatch_group:
+            mask &= (table.schedule != INTERLEAVED) | (table.num_microbatches % table.pp == 0)
         deepest = np.array([self.starts[choice.start].deepest for choice in choices])
         mask &= (table.recompute_layers == ALL_LAYERS) | (table.recompute_layers <= deepest)
         return np.asarray(mask & np.array([self._can_be_cut(choice) for choice in choices]))
@@ -90,6 +91,7 @@ class _Nearest:
         self._targets: list[cp_model.IntVar] = []
         self._far: list[cp_model.LinearExprT] = []
         self._size, self._offload = self._columns["micro_batch"], self._columns["optimizer_offload_per_mille"]
+        self._activations = self._columns["activation_offload_per_mille"]
         sizes = divisors(problem.workload.global_batch)
         doublings = self._tied("doublings", [self._size], [(size, _doublings(size)) for size in sizes])
         kinds = [(r.mode, r.modules, r.layers, kind, depth) for r, kind, depth in _recomputes_of(start, recomputes)]
@@ -100,10 +102,11 @@ class _Nearest:
         self._aim_at_kind(kind, len(recomputes))
         self._aim(depth, PER_LAYER)
         self._aim(self._offload, 1)
+        self._aim(self._activations, 1)
         self._cuts = self._cut_variables(cutting)
         for cut in self._cuts:
             self._aim(cut, PER_LAYER)
-        if start.layout.schedule == "interleaved":
+        if start.layout.schedule == "interleaved" and not problem.stack.microbatch_group:
             self._model.add_modulo_equality(0, self._columns["num_microbatches"], start.layout.pp)
         self._model.minimize(sum(self._far))
 
@@ -111,7 +114,8 @@ class _Nearest:
         """The legal choice nearest to a sample. ValueError: there is none, though the start itself is one."""
         model = self._model.clone()
         kind, depth = self._recomputes.index(plain(choice.recompute)), _depth(choice.recompute, self._start)
-        aims = [_doublings(choice.micro_batch), kind, depth, choice.offload_per_mille, *choice.cuts[1:-1]]
+        offloads = (choice.offload_per_mille, choice.activations_per_mille)
+        aims = [_doublings(choice.micro_batch), kind, depth, *offloads, *choice.cuts[1:-1]]
         for target, aim in zip(self._targets, aims, strict=True):
             model.add(model.get_int_var_from_proto_index(target.index) == aim)
         solver = deterministic_solver(DETERMINISTIC_LIMIT)
@@ -124,7 +128,8 @@ class _Nearest:
         mode, modules, layers = (value(each) for each in self._recompute)
         first, *_, end = self._start.cuts
         cuts = (first, *(value(cut) for cut in self._cuts), end) if self._cuts else ()
-        return Choice(self._place, value(self._size), Recompute(mode, modules, layers), value(self._offload), cuts)
+        recompute, offload, activations = Recompute(mode, modules, layers), value(self._offload), value(self._activations)
+        return Choice(self._place, value(self._size), recompute, offload, cuts, activations)
 
     def _tied(self, name: str, columns: list[cp_model.IntVar], rows: list[tuple[int, ...]]) -> cp_model.IntVar:
         """A variable that follows from columns by a table."""
@@ -168,7 +173,7 @@ def _rules_around(problem: Problem, rules: Sequence[Rule], start: Start, recompu
     domains |= {"micro_batch": batch, "num_microbatches": batch}
     allowed = [each for each, _, _ in _recomputes_of(start, recomputes)]
     domains |= {f"recompute_{part}": [getattr(each, part) for each in allowed] for part in ("mode", "modules", "layers")}
-    domains |= {"optimizer_offload_per_mille": range(PER_MILLE + 1), "activation_offload_per_mille": (0,)}
+    domains |= {f"{states}_offload_per_mille": range(PER_MILLE + 1) for states in ("optimizer", "activation")}
     known = {*constants(problem), *domains, *DERIVED}
     return build_model(problem, rules_over(rules, known), domains)
 

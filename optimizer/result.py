@@ -53,7 +53,8 @@ class PricedLayout(Result):
     simulated_step_time_s: float | None = None
     memory: Memory
     traffic_gib: dict[str, dict[str, float]]  # level → dimension → GiB per used device and step
-    level_utilisation: dict[str, float] = {}  # level → bytes sent over what a device's links there could carry in the step
+    level_utilisation: dict[str, float] = {}  # level → bytes sent over what a device's links there could carry in the step; "host
+    # link" or "pool link" where something is offloaded
     cross_supernode_share: float
     devices_used: int
     devices_idle: int
@@ -65,10 +66,10 @@ class Certificate(Result):
     """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1.
 
     Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it. `space` says how
-    each layout is cut into chunks: `lower_bound_s` holds for these cuts, and `any_cuts_lower_bound_s` for all layouts however they
-    are cut, chunks redoing as many layers each. Of the plan's own layout no other cuts are faster than `cuts_lower_bound_s`
-    (CP-SAT's bound, with its gap), nor other depths of its chunks where its stack is told these; `cuts_found_s` is what the plan's
-    take, the best that is known.
+    each layout is cut into chunks: `status`, `lower_bound_s` and `gap` hold for these cuts, `any_cuts_lower_bound_s` and
+    `any_cuts_gap` for all layouts however they are cut, chunks redoing as many layers each. Of the plan's own layout no other cuts
+    are faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap), nor other depths of its chunks where its stack is told
+    these; `cuts_found_s` is what the plan's take, the best that is known.
     """
 
     status: Literal["optimal", "feasible"]
@@ -184,7 +185,7 @@ class Regret(Result):
 
 
 class Robust(Result):
-    """The layout with the least worst-case regret beside the nominal winner; `candidates` are the best of all compared.
+    """The layout with the least worst-case regret beside the nominal winner; `candidates` are the best of the `tried`.
 
     `untried` are scenarios that there was no time for: they are in no figure here.
     """
@@ -195,6 +196,7 @@ class Robust(Result):
     nominal: Regret
     robust: Regret
     candidates: tuple[Regret, ...]
+    tried: int
 
 
 class Moved(Result):
@@ -239,12 +241,22 @@ class Refined(Result):
     plan: PricedLayout
 
 
+class Line(Result):
+    """A line of arithmetic: «FLOPs = 6·N·D = 6 · 3.7e10 · 1e13», and its value."""
+
+    name: str
+    expression: str
+    value: float
+    unit: str
+
+
 class Goodput(Result):
     """What failures make of a layout's time, saved at the best interval; `goodput` is the share of time that trains.
 
     `effective_step_s` is a step's time over that share, `fastest_effective_s` the same of the fastest layout. `saved_gib` is what
-    the fullest device copies to its host in `save_s`, while training waits; `checkpoint_tb` what all write in `drain_s`, while it
-    goes on. `interval_s` is the exact best, Young's and Daly's are the textbook's approximations of it.
+    the fullest device copies to the `tier`, its host's memory or the supernode's pool, in `save_s`, while training waits;
+    `checkpoint_tb` what all write to the storage in `drain_s`, while it goes on. `interval_s` is the exact best, Young's and Daly's
+    are the textbook's approximations of it.
     """
 
     goodput: float
@@ -252,6 +264,7 @@ class Goodput(Result):
     fastest_effective_s: float | None = None
     mtbf_s: float
     failures_per_day: float
+    tier: Literal["host", "pool"] = "host"
     saved_gib: float
     checkpoint_tb: float
     save_s: float

@@ -1,12 +1,14 @@
 """The layout whose worst regret over scenarios is least: what the figures in doubt may cost, whichever way they fall.
 
 A layout's regret in a scenario is its step time over the best of that scenario, less one. Candidates are the winners of every
-scenario and of the nominal problem, each with its own stages; all are priced exactly in all scenarios.
+scenario and of the nominal problem, each with its own stages, and those that win nowhere but stay near: whatever has a smaller
+worst regret than the best of the winners is nowhere farther than that from a scenario's best, so that the nominal scenario and the
+one that is worst for that winner are searched once more for all within it. All are priced exactly in all scenarios.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,7 @@ from .search import Candidate
 from .stages import EQUAL
 
 PER_SCENARIO = 3  # best frames of each scenario that become candidates
+COMPROMISES = 32  # frames looked for that win in no scenario
 ALIKE = 9  # decimals of a regret beyond which two are the same
 REPORTED = 8  # candidates that are reported
 Progress = Callable[[float], None]
@@ -67,6 +70,7 @@ def robust(setting: Setting, nominal: Sequence[Layout], progress: Progress | Non
         nominal=_regret(compared, names, 0),
         robust=_regret(compared, names, compared.minimax),
         candidates=tuple(_regret(compared, names, int(place)) for place in compared.order[:REPORTED]),
+        tried=len(compared.layouts),
     )
 
 
@@ -83,12 +87,32 @@ def compare(cases: Sequence[Scenario], nominal: Sequence[Layout], progress: Prog
             searches.append(found)
             layouts = _distinct([*layouts, *(candidate.layout for candidate in found)])
             if progress is not None:
-                progress((index + 1) / len(cases))
+                progress((index + 1) / (len(cases) + 1))
+        layouts = _distinct([*layouts, *_compromises(cases, _compared(cases, layouts, searches))])
     except KeyboardInterrupt:  # the scenarios that were searched stand
         pass
+    return _compared(cases, layouts, searches)
+
+
+def _compared(cases: Sequence[Scenario], layouts: Sequence[Layout], searches: Sequence[Sequence[Candidate]]) -> Compared:
+    """Layouts in the scenarios that were searched."""
     times = np.stack([_times_s(case.setting, layouts) for case in cases[: len(searches)]], axis=1)
     found_s = [min((candidate.step_time_s for candidate in found), default=np.inf) for found in searches]
     return Compared(tuple(layouts), times, np.minimum(times.min(axis=0), found_s))
+
+
+def _compromises(cases: Sequence[Scenario], compared: Compared) -> Iterator[Layout]:
+    """Layouts of frames that no candidate has, near enough to the best of a scenario to have a smaller worst regret.
+
+    The nominal scenario and that of the worst regret, the fastest frames of each.
+    """
+    regrets = compared.regrets[compared.minimax]
+    worst = float(regrets.max())
+    if not np.isfinite(worst) or worst <= EQUAL:
+        return
+    for place in sorted({0, int(regrets.argmax())}):
+        ceiling_s = float(compared.best_s[place]) * (1.0 + worst)
+        yield from (candidate.layout for candidate in searched(cases[place].setting, COMPROMISES, ceiling_s).best)
 
 
 def _winners(setting: Setting, known: Sequence[Layout]) -> list[Candidate]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..cost_models.step import CostModel
 from ..search_spaces.enumeration import Space
 from ..search_spaces.layout import Layout, Problem
 from ..search_spaces.rules import violations
 from .deadline import Deadline
-from .engines import Task, solve
 from .incumbent import Setting
-from .search import Candidate, Found, Search
+from .recutting import Recut
+from .search import Found, Search
 from .stages import EQUAL
-from .supernode_result import InsideCost, ReservePrice
+from .supernode_result import InsideCost, LeftOption, ReservePrice
 
 RESERVE_STEP_GIB = 1.0
 FIRST_SHARE = 0.75
@@ -45,74 +44,56 @@ def keeps(problem: Problem, layout: Layout) -> bool:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How a search is run: engine, number of frames, and who hears of it."""
+class Answer:
+    """What was found for a problem with its limits, on whichever spread of its devices is fastest; `limit_s` was the time for it.
 
-    engine: str
-    top: int
-    progress: Callable[[float], None] | None = None
-
-
-@dataclass(frozen=True)
-class Ruled:
-    """What was found for a problem, its default rule among its limits where that had to be said; `cost` is the rule's.
-
-    `limit_s` is the search's part of a time limit.
+    `options` are the spreads that were compared, its own first; `cuts` what is proved of the best layout's.
     """
 
     problem: Problem
     found: Found
-    cost: InsideCost | None = None
     limit_s: float | None = None
+    options: tuple[LeftOption, ...] = ()
+    cuts: Recut | None = None
 
 
-def ruled_search(setting: Setting, asked: Asked, by_default: bool, deadline: Deadline, others: int) -> Ruled:
+def ruled(problem: Problem, answered: Callable[[Problem, float], Answer], by_default: bool) -> tuple[Answer, InsideCost | None]:
     """The best layouts that keep groups inside levels as the problem or the default says, and what that costs.
 
-    A rule of the problem's own is searched with, then without it for anything faster. The default one is searched without at first:
-    mostly the best keep to it anyway. A time limit is divided with `others` searches that are still to come.
+    `answered` finds the best of a problem in a share of the time for one. What is found with a rule and without it is found in the
+    same way, so that each is what a command with and without the rule would print. The default rule is searched without at first:
+    mostly the best keep to it anyway.
     """
-    problem, limited = setting.problem, bool(setting.problem.workload.inside)
-    limit_s = deadline.share_s(1 + others)
-    if limit_s is not None and (limited or by_default):
-        limit_s *= FIRST_SHARE
-    found = solve(asked.engine, Task(Space(problem), setting.model(), asked.top, limit_s, asked.progress))
-    if not found.best or not (limited or by_default):
-        return Ruled(problem, found, limit_s=limit_s)
-    best = found.best[0]
+    limited = bool(problem.workload.inside)
+    first = answered(problem, FIRST_SHARE if limited or by_default else 1.0)
+    if not first.found.best or not (limited or by_default):
+        return first, None
     if limited:
-        bare = Setting(with_inside(problem, {}), setting.profile)
-        free = faster(bare, best.step_time_s, deadline.share_s(1 + others), asked.progress)
-        faster_one = free.best[0] if free.best else best
-        return Ruled(problem, found, _cost(problem, best, faster_one, True, found.complete and free.complete))
-    ruled = with_inside(problem, DEFAULT_INSIDE)
-    if all(keeps(ruled, candidate.layout) for candidate in found.best):
-        return Ruled(problem, found, _cost(ruled, best, best, False, found.complete))
-    model = CostModel(ruled, setting.profile)
-    again = solve(asked.engine, Task(Space(ruled), model, asked.top, deadline.share_s(1 + others), asked.progress))
-    if not again.best:
-        return Ruled(problem, found, _cost(ruled, best, best, False, again.complete).model_copy(update={"kept": False}))
-    return Ruled(ruled, again, _cost(ruled, again.best[0], best, False, found.complete and again.complete))
+        return first, _cost(first, answered(with_inside(problem, {}), 1.0), given=True)
+    kept = with_inside(first.problem, DEFAULT_INSIDE)
+    if all(keeps(kept, candidate.layout) for candidate in first.found.best):
+        return first, _cost(replace(first, problem=kept), first, given=False)
+    again = answered(with_inside(problem, DEFAULT_INSIDE), 1.0)
+    if again.found.best:
+        return again, _cost(again, first, given=False)
+    cost = _cost(replace(first, problem=kept), first, given=False)
+    return first, cost.model_copy(update={"kept": False, "proved": again.found.complete})
 
 
-def _cost(ruled: Problem, kept: Candidate, free: Candidate, given: bool, proved: bool) -> InsideCost:
-    slower = kept.step_time_s / free.step_time_s - 1.0
+def _cost(kept: Answer, without: Answer, given: bool) -> InsideCost:
+    """What the rule of one answer costs beside another without it; what keeps the rule may be the best without it too."""
+    best = kept.found.best[0]
+    free = min((best, *without.found.best[:1]), key=lambda candidate: candidate.step_time_s)
+    slower = best.step_time_s / free.step_time_s - 1.0
     return InsideCost(
-        rule=rule_words(ruled),
+        rule=rule_words(kept.problem),
         given=given,
-        step_time_s=kept.step_time_s,
+        step_time_s=best.step_time_s,
         step_time_without_s=free.step_time_s,
         slower=slower,
         without=free.layout.model_copy(update={"stages": ()}) if slower > 0 else None,
-        proved=proved,
+        proved=kept.found.complete and without.found.complete,
     )
-
-
-def with_step(cost: InsideCost, step_time_s: float) -> InsideCost:
-    """The same once the layout that keeps the rule is cut anew; where that is the best without the rule too, of both."""
-    if cost.without is not None:
-        return cost
-    return cost.model_copy(update={"step_time_s": step_time_s, "step_time_without_s": step_time_s})
 
 
 def reserve_price(

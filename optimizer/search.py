@@ -33,7 +33,7 @@ from .bounds import (
     work_bounds_bytes,
     work_bounds_s,
 )
-from .stages import EQUAL, Partition, balanced_cuts, default_cuts, least_partitions, partitioned_exactly, reachable, refined
+from .stages import EQUAL, Partition, cut_family, least_partitions, partitioned_exactly, price_family, reachable, refined
 
 ROWS_PER_BATCH, ROWS_AT_MOST = 300_000, 800_000
 """Layouts of the frames whose works are bounded together, at first, and once these have set a limit that seldom falls: then what a
@@ -51,8 +51,10 @@ spares the later ones most.
 """
 FRAMES_LOOKED_AT, WORKS_LOOKED_AT = 256, 1 << 13
 """Frames from the whole order, and works of theirs, among which a layout that fits is looked for first where any will do."""
-NEAR, NEAR_LAYOUTS = 0.03, 12
-"""By how much of the step a layout with ruled cuts may be slower than the best to be cut anew after the search, and how many."""
+NEAR, NEAR_LAYOUTS = 0.05, 16
+"""By how much of the step a layout that is not cut exactly may be slower than those that are kept to be cut anew after the search,
+which gains 1 % at the mean and more than that of one in thirty, and how many are.
+"""
 REPLAYED_ROWS = REFINED_ROWS = 16  # rows that are replayed, or cut exactly, before the limit is looked at again
 
 
@@ -101,6 +103,28 @@ class _Wave:
 
 
 @dataclass(frozen=True)
+class _Ways:
+    """Ways to cut some rows, an array (ways, chunks+1) each, and what each way takes at least, (n, most ways), infinite where it
+    does not fit or there are fewer.
+    """
+
+    below_s: Floats
+    cuts: npt.NDArray[np.object_]
+
+    def take(self, members: npt.NDArray[np.intp]) -> _Ways:
+        return _Ways(self.below_s[members], self.cuts[members])
+
+    def with_rows(self, members: npt.NDArray[np.intp], below_s: Floats, family: Cuts) -> _Ways:
+        """With some rows of one shape, of which each has its own `family` (n, ways, chunks+1)."""
+        more = max(0, below_s.shape[1] - self.below_s.shape[1])
+        padded = np.pad(self.below_s, ((0, 0), (0, more)), constant_values=np.inf)
+        padded[members[:, None], np.arange(below_s.shape[1])] = below_s
+        for row, own in zip(members.tolist(), family, strict=True):
+            self.cuts[row] = own
+        return _Ways(padded, self.cuts)
+
+
+@dataclass(frozen=True)
 class _Batch:
     """Works of some frames, with their rows, frames and bounds, best first; `end` is how many frames have been looked at then.
 
@@ -133,7 +157,7 @@ class Found:
     any_cuts_bound_s: float = np.inf
     """What no layout can beat however it is cut, where `lower_bound_s` holds for the cuts that the search gives each."""
     near: list[Candidate] = field(default_factory=list)
-    """Layouts whose ruled cuts are a little slower than the best, one for each frame, vpp and micro-batch: others may be faster."""
+    """Layouts a little slower than the best, one for each frame, vpp and micro-batch: cut in other ways they may be faster."""
 
 
 class Search:
@@ -160,6 +184,7 @@ class Search:
         self._near: dict[tuple[int, ...], _Kept] = {}
         self._any_cuts_s = np.inf
         self._looked = False
+        self._any_will_do = False
 
     def run(self, progress: Callable[[float], None] | None = None) -> Found:
         """Searches until every layout is scored or cut, or the time limit passes; Ctrl-C ends it like the limit does."""
@@ -186,6 +211,7 @@ class Search:
 
         1F1B keeps the fewest micro-batches and shows at once which of its rows memory leaves room for: some of these come first.
         """
+        self._any_will_do = True
         order, bound = self.begin()
         self._score_roomy(_spread(order))
         batches = self._batches(order, self.space.layouts_per_frame, bound)
@@ -227,7 +253,7 @@ class Search:
         found.any_cuts_bound_s = min(found.lower_bound_s, self._any_cuts_s)
         near = sorted(self._near.values(), key=lambda kept: kept.step_time_s)[:NEAR_LAYOUTS]
         num_layers = self.model.problem.model.num_layers
-        found.near = [each.candidate(num_layers) for each in near if each.step_time_s <= best_s * (1.0 + NEAR)]
+        found.near = [each.candidate(num_layers) for each in near if each.step_time_s <= self.limit_s * (1.0 + NEAR)]
         found.seconds = time.monotonic() - self._begun
         return found
 
@@ -253,7 +279,9 @@ class Search:
 
     @property
     def limit_s(self) -> float:
-        """Step time that a layout of a new frame has to beat to be kept."""
+        """Step time that a layout of a new frame has to beat to be kept; none does where any will do and one is found."""
+        if self._any_will_do and self._best:
+            return -np.inf
         times = sorted(kept.step_time_s for kept in self._best.values())
         return min(times[self.top - 1], self._ceiling_s) if len(times) >= self.top else self._ceiling_s
 
@@ -296,7 +324,7 @@ class Search:
         self._looked = True
 
     def _hopeful(self, batch: _Batch) -> _Batch:
-        """Those of the works that can still win as a rule cuts them, where one does, best bound first."""
+        """Those of the works that can still win in one of the ways they are cut, where not exactly, best bound first."""
         ruled = np.nonzero(~partitioned_exactly(self.model.problem, batch.works.table))[0]
         bound = batch.bound.copy()
         bound[ruled] = np.maximum(bound[ruled], ruled_bounds_s(self.model, batch.rows.take(ruled)) / (1.0 + NEAR))
@@ -398,27 +426,29 @@ class Search:
         return self._limits_s(frame) * (1.0 + EQUAL) - self._overhead_s
 
     def _replay(self, wave: _Wave) -> None:
-        """Rows whose cuts follow from a rule: priced from below first, replayed only while that can still win."""
-        below, cuts = self._priced_below(wave.rows.known(), wave.after)
+        """Rows that are not cut exactly: priced from below first, replayed only while that can still win."""
+        ways = self._priced_below(wave.rows.known(), wave.after)
+        below = ways.below_s.min(axis=1)
         self._cut_by_memory(wave.rows, np.isinf(below))
-        self._note_near(wave, below, cuts)
+        self._note_near(wave, ways)
         order = np.argsort(below, kind="stable")
         while len(order):
             limits_s = self._limits_s(wave.frame[order]) * (1.0 + EQUAL)  # a row that set its own limit is scored like any other
             order = order[below[order] < np.minimum(limits_s, np.finfo(float).max)]
             now, order = order[:REPLAYED_ROWS], order[REPLAYED_ROWS:]
-            self._replay_some(wave, now, cuts)
+            for some in _groups(wave.rows.table, now, depth=False):
+                self._replay_some(wave.take(some), ways.take(some))
 
-    def _note_near(self, wave: _Wave, below: Floats, cuts: npt.NDArray[np.object_]) -> None:
+    def _note_near(self, wave: _Wave, ways: _Ways) -> None:
         """Remembers the fastest row of each frame, vpp, micro-batch and rank order that is not much slower than the limit."""
-        table = wave.rows.table
+        table, below = wave.rows.table, ways.below_s.min(axis=1)
         near = np.nonzero(below < np.minimum(self.limit_s * (1.0 + NEAR), np.finfo(float).max))[0]
         near = near[np.argsort(below[near], kind="stable")]
         told_apart = (wave.frame, table.vpp, table.micro_batch, table.rank_order)
         for row in near[distinct_rows([column[near] for column in told_apart])[0]].tolist():
             key = tuple(int(column[row]) for column in told_apart)
             if key not in self._near or below[row] < self._near[key].step_time_s:
-                self._near[key] = self._kept(wave, row, cuts[row], float(below[row]))
+                self._near[key] = self._kept(wave, row, ways.cuts[row][ways.below_s[row].argmin()], float(below[row]))
 
     def _kept(self, wave: _Wave, row: int, cuts: Ints, step_time_s: float) -> _Kept:
         table = wave.rows.table
@@ -426,32 +456,39 @@ class Search:
         split = Split(int(table.pp[row]), int(table.vpp[row]), tuple(cuts.tolist()), folded)
         return _Kept(step_time_s, table.take(np.array([row])), split)
 
-    def _priced_below(self, rows: Rows, after: Floats) -> tuple[Floats, npt.NDArray[np.object_]]:
-        """Step time of rows from below, infinite where they do not fit, and the cuts that it is of: a rule's, or balanced."""
-        below, cuts = np.full(len(rows), np.inf), np.empty(len(rows), dtype=object)
-        exact = partitioned_exactly(self.model.problem, rows.table)
+    def _priced_below(self, rows: Rows, after: Floats) -> _Ways:
+        """Every row's ways to be cut, with their step times from below, infinite where they do not fit."""
+        found = _Ways(np.full((len(rows), 1), np.inf), np.empty(len(rows), dtype=object))
         for members in _groups(rows.table, np.arange(len(rows)), depth=False):
             for begin in range(0, len(members), ROWS_PER_WAVE):
                 some = members[begin : begin + ROWS_PER_WAVE]
                 part = rows.take(some)
-                each = balanced_cuts(self.model, part, part.shape[0]) if exact[some[0]] else default_cuts(self.model, part)
+                family = cut_family(self.model, part)
                 if by_replay(part):  # these have no closed form, and their memory is read off the replay too
-                    below[some] = np.maximum(ruled_bounds_s(self.model, part), row_bounds_s(self.model, part, after[some]))
+                    least_s = np.maximum(ruled_bounds_s(self.model, part), row_bounds_s(self.model, part, after[some]))
+                    below_s = np.broadcast_to(least_s[:, None], family.shape[:2])
                 else:
-                    priced = self.model.price_cuts(part, each, closed_form=True)
-                    below[some] = np.where(priced.fits, priced.step_time_s, np.inf)
-                for row, row_cuts in zip(some, each, strict=True):
-                    cuts[row] = row_cuts
-        return below, cuts
+                    priced = price_family(self.model, part, family)
+                    below_s = np.where(priced.fits, priced.step_time_s, np.inf).reshape(family.shape[:2])
+                found = found.with_rows(some, below_s, family)
+        return found
 
-    def _replay_some(self, wave: _Wave, members: npt.NDArray[np.intp], cuts: npt.NDArray[np.object_]) -> None:
-        """Prices the given rows with their cuts in full, counts them, and keeps the best of each frame that fit."""
-        for some in _groups(wave.rows.table, members, depth=False):
-            part, chosen = wave.take(some), np.stack(list(cuts[some]))
-            priced = self.model.price_cuts(part.rows, chosen)
-            self.found.counts.scored += int(priced.fits.sum())
-            self._cut_by_memory(part.rows, ~priced.fits)
-            self._keep(part, chosen, np.where(priced.fits, priced.step_time_s, np.inf))
+    def _replay_some(self, part: _Wave, ways: _Ways) -> None:
+        """Prices rows of one shape under those of their ways that can still win, counts them, and keeps the best of each frame."""
+        limits_s = self._limits_s(part.frame) * (1.0 + EQUAL)
+        row, way = np.nonzero(ways.below_s < np.minimum(limits_s, np.finfo(float).max)[:, None])
+        if not len(row):
+            return
+        cuts = np.stack([ways.cuts[each][which] for each, which in zip(row, way, strict=True)])
+        priced = self.model.price_cuts(part.rows.take(row), cuts)
+        step_time_s = np.full(ways.below_s.shape, np.inf)
+        step_time_s[row, way] = np.where(priced.fits, priced.step_time_s, np.inf)
+        best = step_time_s.argmin(axis=1)
+        best_s = step_time_s[np.arange(len(best)), best]
+        fits, tried = np.isfinite(best_s), np.bincount(row, minlength=len(best)) == np.isfinite(ways.below_s).sum(axis=1)
+        self.found.counts.scored += int(fits.sum())
+        self._cut_by_memory(part.rows, tried & ~fits)
+        self._keep(part, np.stack([cuts[which] for cuts, which in zip(ways.cuts, best, strict=True)]), best_s)
 
     def _cut_by_memory(self, rows: Rows, cut: Bools) -> None:
         """Counts rows of which no partition fits, with every setting of their overlap switches."""

@@ -6,7 +6,7 @@ search has to beat, which leaves little to look at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,6 +31,8 @@ from .search import Candidate
 
 MEMORY_RANGE_GIB = 16.0
 RATE_RANGE = (0.25, 4.0)
+"""Factors to which rates are changed; latencies go from none to the larger one."""
+MICROSECOND = 1e-6
 DIGITS = 1e-3
 """Relative width at which a threshold is known: three significant digits."""
 FASTER = 1e-6  # share by which another layout must be faster to be the winner
@@ -84,10 +86,14 @@ def threshold(setting: Setting, winner: Layout, knob: Knob, end: float) -> Thres
     """Where on the way from the knob's nominal value to `end` another layout becomes the winner.
 
     A layout that wins at some value is compared with the winner alone, which places the change between the two cheaply; just
-    before that place the search is asked again, until it finds none that is faster. Only what it answers counts.
+    before that place the search is asked again, until it finds none that is faster. Only what it answers counts. Of times that are
+    linear in what is turned (latencies, reciprocals of rates) the least is concave, so that who is fastest at two values is so
+    between them; what hides behind other work is not linear, and a layout could win in the middle alone: it is looked for there.
     """
-    inside, outside = knob.nominal, end
-    rival = _rival(setting, winner, knob, outside)
+    inside = knob.nominal
+    places = (end, _middle(knob, inside, end))
+    found_at = ((value, _rival(setting, winner, knob, value)) for value in places)
+    outside, rival = next(((value, found) for value, found in found_at if found is not None), (end, None))
     if rival is None:
         return Threshold(name=knob.name, unit=knob.unit, end=end)
     while not _close(knob, inside, outside):
@@ -121,12 +127,20 @@ def _knobs(setting: Setting) -> Iterator[Knob]:
         yield Knob(f"{name} bandwidth", "×", faster_level(i), 1.1, f"+10 % {name} bandwidth", 1.0, RATE_RANGE)
     for group in latency_groups(setting, used):
         name = ", ".join(cluster.levels[i].name for i in group)
-        yield Knob(f"{name} latency", "s", slower_levels(group), -1e-6, f"−1 µs {name} latency")
+        latency_us = max(cluster.levels[i].latency_s.value for i in group) / MICROSECOND
+        ends = (-latency_us, latency_us * (RATE_RANGE[1] - 1.0)) if latency_us else ()
+        yield Knob(f"{name} latency", "µs", _microseconds(group), -1.0, f"−1 µs {name} latency", 0.0, ends)
     unit = device_unit(cluster, devices)
     if cluster.max_devices is None or devices + unit <= cluster.max_devices:
         yield Knob("devices", "devices", more_devices, unit, f"+{unit} devices")
     if devices > unit:
         yield Knob("devices", "devices", more_devices, -unit, f"−{unit} devices")
+
+
+def _microseconds(group: Sequence[int]) -> Change:
+    """Change of the latency of some levels by microseconds."""
+    change = slower_levels(group)
+    return lambda setting, more: change(setting, more * MICROSECOND)
 
 
 def _what_if(setting: Setting, winner: Layout, step_time_s: float, knob: Knob) -> WhatIf:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..cost_models.checkpoint import Failures
-from ..cost_models.reliability import SECONDS_PER_DAY, server_size, spares
+from ..cost_models.reliability import SECONDS_PER_DAY, server_size, spares, supernode_size
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.inputs import MOST_DEVICES, build_problem, load_cluster, load_model
 from ..search_spaces.layout import Problem
-from .endurance import goodput_of
+from .endurance import failure_lines, goodput_of, stretch_ends
 from .planner import plan
-from .result import Goodput, PricedLayout, Result
+from .result import Goodput, Line, PricedLayout, Result
 
 SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 STEPS = (8, 9, 10, 12, 15)
@@ -24,6 +24,9 @@ STEPS = (8, 9, 10, 12, 15)
 FURTHEST = 2.0
 """Factor by which the next count may be larger: one that is far too large takes long to plan."""
 MOST_PLANS = 24
+NEAR = 0.01
+"""Share of a count by which the one below it may be off: steps are not known any better."""
+MOST_SURE = 4  # plans of larger counts, to find one that is in time at the late end of what is uncertain
 NO_GAIN = 3  # larger jobs in a row that are no faster than the fastest before the batch is taken to be the limit
 Progress = Callable[[str, float], None]
 
@@ -50,6 +53,10 @@ class Run:
         """Steps until all tokens have been seen."""
         return math.ceil(self.tokens / (self.global_batch * self.seq_len))
 
+    def days_of(self, step_s: float) -> float:
+        """Days of all steps."""
+        return self.steps * step_s / SECONDS_PER_DAY
+
 
 class Tried(Result):
     """One count of devices: its best layout, and the days that the run takes with it; `reason` where nothing fits or is legal."""
@@ -59,19 +66,16 @@ class Tried(Result):
     plan: PricedLayout | None = None
     goodput: Goodput | None = None
     days: float | None = None
-
-
-class Line(Result):
-    """A line of the arithmetic: «FLOPs = 6·N·D = 6 · 3.7e10 · 1e13», and its value."""
-
-    name: str
-    expression: str
-    value: float
-    unit: str
+    days_interval: tuple[float, float] | None = None  # with the step and all figures of failures at their ends
 
 
 class Sizing(Result):
-    """The least count tried that is done in time, all that were tried, and the arithmetic in lines."""
+    """The least count found that is done in time, all that were tried, and the arithmetic in lines.
+
+    Counts are whole units of `unit` devices. `short` is the largest that is known to be too slow, none where no smaller one could
+    do; those between it and the chosen one were not tried. `sure` is the least tried that is in time at the late end of the
+    interval of its days, none where no count tried is.
+    """
 
     model: str
     cluster: str
@@ -81,8 +85,12 @@ class Sizing(Result):
     parameters: int
     active_parameters: int
     chosen: Tried
+    sure: Tried | None
+    short: int
+    unit: int
     tried: tuple[Tried, ...]
     lines: tuple[Line, ...]
+    failure_lines: tuple[Line, ...] = ()
     spare_servers: int | None = None
     assumptions: tuple[str, ...] = ()
 
@@ -98,11 +106,13 @@ def amount(text: str, flag: str) -> float:
 def size(
     run: Run, *, target_mfu: float | None = None, repair_days: float | None = None, progress: Progress | None = None
 ) -> Sizing:
-    """The fewest devices, among whole units, with which the run is done in its days.
+    """The fewest devices, in whole units, with which the run is done in its days.
 
     Starts where every device would run at its peak, goes to the count that the plan there asks for, and so on: larger jobs are
-    less efficient, so this comes from below. Between the last count that takes too long and the first that does not, it halves.
-    Infeasible where no count tried is in time. InputError for a target that is none.
+    less efficient, so this comes from below. Between the last count that takes too long and the first that does not, it halves
+    over all whole units, down to NEAR: but for a percent or so days fall as devices are added, since a plan leaves those idle
+    that the batch's or the model's divisors have no use for. What a plan leaves idle is then left out. Infeasible where no count
+    tried is in time. InputError for a target that is none.
     """
     if not 0 < run.days < math.inf:
         raise InputError(f"--days {run.days:g}: must be a number of days greater than 0")
@@ -110,21 +120,22 @@ def size(
         raise InputError(f"--target-mfu {target_mfu:g}: must be a share of the peak, such as 0.4")
     if repair_days is not None and not 0 < repair_days < math.inf:
         raise InputError(f"--repair-days {repair_days:g}: must be a number of days greater than 0")
-    ladder, tried = counts(run.cluster), dict[int, Tried]()
+    unit, tried = _unit(run.cluster), dict[int, Tried]()
 
-    def at(place: int) -> Tried:
-        if place not in tried:
-            tried[place] = attempt(run, ladder[place])
+    def at(devices: int) -> Tried:
+        if devices not in tried:
+            tried[devices] = attempt(run, devices)
             if progress is not None:
-                progress(f"{ladder[place]:,} devices", len(tried) / MOST_PLANS)
-        return tried[place]
+                progress(f"{devices:,} devices", min(len(tried) / MOST_PLANS, 1.0))
+        return tried[devices]
 
-    enough = _first_in_time(run, ladder, at)
-    short = max((place for place, one in tried.items() if place < enough and not _in_time(run, one)), default=-1)
-    while enough - short > 1 and len(tried) < MOST_PLANS:
-        middle = (short + enough) // 2
-        short, enough = (short, middle) if _in_time(run, at(middle)) else (middle, enough)
-    return _sized(run, tried[enough], [tried[place] for place in sorted(tried)], target_mfu, repair_days)
+    enough = _first_in_time(run, counts(run.cluster), at)
+    slower = [count for count, one in tried.items() if count < enough and not _in_time(run, one)]
+    short, enough = _narrowed(run, unit, max(slower, default=int(_least(run)) // unit * unit), enough, at)
+    _look_for_sure(run, enough, at)
+    sure = next((tried[count] for count in sorted(tried) if count >= enough and _surely_in_time(run, tried[count])), None)
+    found = _Found(tried[enough], sure, short, unit, tuple(tried[count] for count in sorted(tried)))
+    return _sized(run, found, target_mfu, repair_days)
 
 
 def attempt(run: Run, devices: int) -> Tried:
@@ -137,18 +148,19 @@ def attempt(run: Run, devices: int) -> Tried:
     failures = Failures.of(problem)
     goodput = None if failures is None else goodput_of(failures, best)
     step_s = best.step_time_s if goodput is None else goodput.effective_step_s
-    return Tried(devices=devices, plan=best, goodput=goodput, days=run.steps * step_s / SECONDS_PER_DAY)
+    stretches = (1.0, 1.0) if failures is None else stretch_ends(failures, best)
+    low, high = (run.days_of(end * stretch) for end, stretch in zip(best.step_time_interval_s, stretches, strict=True))
+    return Tried(devices=devices, plan=best, goodput=goodput, days=run.days_of(step_s), days_interval=(low, high))
 
 
 def counts(cluster: ClusterSpec) -> tuple[int, ...]:
-    """Counts of devices to try, at most a quarter apart from 8 servers on: whole servers, and whole supernodes.
+    """Counts of devices to try first, at most a quarter apart from 8 servers on: whole servers, and whole supernodes.
 
     Both, since a supernode of 72 gives counts that batches rarely divide by, and 32 racks of 64 are as good a job as 30 of 72.
     """
     most = min(cluster.max_devices or MOST_DEVICES, MOST_DEVICES)
-    supernode = next(level.size or 1 for level in cluster.levels if level.name == cluster.supernode)
     smooth = {*range(1, 8), *(step << power for step in STEPS for power in range(24))}
-    units = {min(supernode, server_size(cluster)), supernode}
+    units = {_unit(cluster), supernode_size(cluster)}
     return tuple(sorted({unit * number for unit in units for number in smooth if unit * number <= most}))
 
 
@@ -175,26 +187,72 @@ def arithmetic(
     )
 
 
+def _unit(cluster: ClusterSpec) -> int:
+    """Devices of what a job is made of at the least: a server, or a supernode that is smaller."""
+    return min(supernode_size(cluster), server_size(cluster))
+
+
+def _least(run: Run) -> float:
+    """Devices that it would take at their peak."""
+    active = load_model(run.model).active_parameters(embedding=False)
+    return 6.0 * active * run.tokens / run.cluster.accelerator.peak_flops[run.precision].value / SECONDS_PER_DAY / run.days
+
+
 def _first_in_time(run: Run, ladder: tuple[int, ...], at: Callable[[int], Tried]) -> int:
-    """A place of the ladder that is in time, come to from below."""
-    problem = run.problem(ladder[0])
-    peak = run.cluster.accelerator.peak_flops[run.precision].value
-    least = 6.0 * problem.model.active_parameters(embedding=False) * run.tokens / peak / SECONDS_PER_DAY / run.days
-    place = min(bisect.bisect_left(ladder, least), len(ladder) - 1)
+    """A count of the ladder that is in time, come to from below."""
+    place = min(bisect.bisect_left(ladder, _least(run)), len(ladder) - 1)
     fastest, stale = math.inf, 0
     for _ in range(MOST_PLANS):
-        found = at(place)
+        found = at(ladder[place])
         if _in_time(run, found):
-            return place
+            return found.devices
         if found.days is not None:
             stale = 0 if found.days < fastest * (1.0 - 1e-3) else stale + 1
             fastest = min(fastest, found.days)
         mostly_idle = found.plan is not None and found.plan.devices_idle > found.plan.devices_used
         if place == len(ladder) - 1 or stale >= NO_GAIN or mostly_idle:
             break
-        wanted = ladder[place] * (FURTHEST if found.days is None else min(found.days / run.days, FURTHEST))
+        wanted = found.devices * (FURTHEST if found.days is None else min(found.days / run.days, FURTHEST))
         place = min(max(place + 1, bisect.bisect_left(ladder, wanted)), len(ladder) - 1)
-    raise Infeasible(f"no count of {run.cluster.name} does {run.tokens:.3g} tokens in {run.days:g} days", _why(run, found, fastest))
+    reasons = _limit(run, found, fastest) if place == len(ladder) - 1 and stale < NO_GAIN else _why(run, found, fastest)
+    raise Infeasible(f"no count of {run.cluster.name} does {run.tokens:.3g} tokens in {run.days:g} days", reasons)
+
+
+def _narrowed(run: Run, unit: int, short: int, enough: int, at: Callable[[int], Tried]) -> tuple[int, int]:
+    """The largest count that is too slow and the least that is in time, whole units within NEAR of each other."""
+    for _ in range(MOST_PLANS):
+        used = at(enough).plan
+        needed = enough if used is None else -(-used.devices_used // unit) * unit
+        if short < needed < enough and _in_time(run, at(needed)):
+            enough = needed
+        if enough - short <= max(unit, NEAR * enough):
+            break
+        middle = max((short + enough) // 2 // unit * unit, short + unit)
+        short, enough = (short, middle) if _in_time(run, at(middle)) else (middle, enough)
+    return short, enough
+
+
+def _look_for_sure(run: Run, enough: int, at: Callable[[int], Tried]) -> None:
+    """Tries larger counts until one is in time at the late end of what is uncertain, or adding devices does not help."""
+    ladder, found, before = counts(run.cluster), at(enough), math.inf
+    for _ in range(MOST_SURE):
+        high = math.inf if found.days_interval is None else found.days_interval[1]
+        larger = bisect.bisect_left(ladder, found.devices * min(high / run.days, FURTHEST))
+        if high <= run.days or high >= before or larger == len(ladder):
+            return
+        found, before = at(ladder[larger]), high
+
+
+def _limit(run: Run, last: Tried, fastest: float) -> tuple[str, ...]:
+    """Why no more devices were tried than the most of the cluster, or the most that are planned, and how many it would take."""
+    most = run.cluster.max_devices
+    why = f"{run.cluster.name} has no more" if most is not None and most <= MOST_DEVICES else "no larger job is planned"
+    tried = f"with {last.devices:,} devices, the most that were tried since {why}"
+    if last.days is None:
+        needed = f"by the arithmetic 6·N·D takes at least {_least(run):,.0f} devices, were each at its peak"
+        return (f"{tried}: {last.reason}", needed)
+    needed = f"at the efficiency of those the arithmetic asks for {last.devices * last.days / run.days:,.0f} devices"
+    return (f"{tried}, it takes {last.days:.3g} days; {needed}", *(_why(run, last, fastest)[1:] if last.days > fastest else ()))
 
 
 def _why(run: Run, last: Tried, fastest: float) -> tuple[str, ...]:
@@ -210,7 +268,23 @@ def _in_time(run: Run, one: Tried) -> bool:
     return one.days is not None and one.days <= run.days
 
 
-def _sized(run: Run, chosen: Tried, tried: list[Tried], target_mfu: float | None, repair_days: float | None) -> Sizing:
+def _surely_in_time(run: Run, one: Tried) -> bool:
+    return one.days_interval is not None and one.days_interval[1] <= run.days
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a search for the count came to (see Sizing)."""
+
+    chosen: Tried
+    sure: Tried | None
+    short: int
+    unit: int
+    tried: tuple[Tried, ...]
+
+
+def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float | None) -> Sizing:
+    chosen = found.chosen
     model, best, goodput = load_model(run.model), chosen.plan, chosen.goodput
     assert best is not None  # it is in time
     share = 1.0 if goodput is None else goodput.goodput
@@ -226,6 +300,7 @@ def _sized(run: Run, chosen: Tried, tried: list[Tried], target_mfu: float | None
         needed = 6.0 * active * run.tokens / (target_mfu * peak * SECONDS_PER_DAY * run.days)
         at_target = f"were MFU {target_mfu:.0%} of {peak / 1e12:,.0f} TFLOP/s at every size, and nothing failed"
         lines.append(Line(name="devices", expression=at_target, value=needed, unit=""))
+    failures = Failures.of(run.problem(chosen.devices))
     per_day = 0.0 if goodput is None else goodput.failures_per_day
     return Sizing(
         model=model.name,
@@ -236,8 +311,12 @@ def _sized(run: Run, chosen: Tried, tried: list[Tried], target_mfu: float | None
         parameters=model.parameters(),
         active_parameters=active,
         chosen=chosen,
-        tried=tuple(tried),
+        sure=found.sure,
+        short=found.short,
+        unit=found.unit,
+        tried=found.tried,
         lines=tuple(lines),
+        failure_lines=() if failures is None else failure_lines(failures, best),
         spare_servers=None if repair_days is None or goodput is None else spares(per_day, repair_days),
         assumptions=() if goodput is None else goodput.assumptions,
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..cost_models import replay
 from ..cost_models.pipeline import stage_ends_s
 from ..cost_models.profile import Profile
-from ..cost_models.schedules import usual_schedule
+from ..cost_models.schedules import group_size, usual_schedule
 from ..cost_models.step import CostModel
 from ..cost_models.timeline import Work, replayed
 from ..search_spaces.choices import FRAME
@@ -67,7 +68,11 @@ def stage_steps_s(slow: Problem, spared: Problem, profile: Profile, layout: Layo
     """The step with a slow device in each stage, and with none at the end, (pp + 1,)."""
     mixed, pp = _mixed(slow, spared, profile, layout), layout.pp
     p2p_s, m = np.full(pp + 1, mixed.p2p_s), np.full(pp + 1, layout.num_microbatches)
-    return mixed.steps_s(stage_ends_s(layout.schedule, pp, layout.vpp, mixed.forward_s, mixed.backward_s, p2p_s, m))
+    asked = spared.stack.microbatch_group
+    if group_size(layout.schedule, pp, layout.num_microbatches, asked) is None:
+        return mixed.steps_s(stage_ends_s(layout.schedule, pp, layout.vpp, mixed.forward_s, mixed.backward_s, p2p_s, m))
+    work = Work(mixed.forward_s.T, mixed.backward_s.T)
+    return mixed.steps_s(replay.stage_ends_s(layout.schedule, pp, layout.vpp, work, p2p_s, m, group=asked).T)
 
 
 def waiting(slow: Problem, spared: Problem, profile: Profile, priced: PricedLayout) -> tuple[PricedLayout, SlowPlace]:
@@ -86,7 +91,8 @@ def waiting(slow: Problem, spared: Problem, profile: Profile, priced: PricedLayo
     }
     if priced.simulated_step_time_s is not None:
         mixed = _mixed(slow, spared, profile, layout)
-        schedule = usual_schedule(layout.schedule, layout.pp, layout.vpp, layout.num_microbatches, spared.stack.split_backward)
+        stack, m = spared.stack, layout.num_microbatches
+        schedule = usual_schedule(layout.schedule, layout.pp, layout.vpp, m, stack.split_backward, stack.microbatch_group)
         passes = Work(mixed.forward_s[place.stage], mixed.backward_s[place.stage])
         ends = np.broadcast_to(replayed(schedule, passes, mixed.p2p_s).stage_end_s, mixed.reduced_s.shape)
         changed["simulated_step_time_s"] = float(mixed.steps_s(ends)[place.stage])

@@ -7,7 +7,7 @@ less of each in use they may not. Every other spread is searched for anything fa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,46 +16,38 @@ from ..search_spaces.layout import Problem
 from .deadline import Deadline
 from .incumbent import Setting
 from .leftover import on, option_of, words_of
-from .rule_prices import Ruled, faster
+from .rule_prices import Answer, faster
 from .stages import EQUAL
 from .supernode_result import LeftOption
 
 
-@dataclass(frozen=True)
-class Spread:
-    """What was found for the spread with the shortest step, and what was compared, its own first."""
-
-    ruled: Ruled
-    options: tuple[LeftOption, ...]
-
-
 def spread_out(
     setting: Setting,
-    ruled: Ruled,
-    searched: Callable[[Problem], Ruled],
+    answer: Answer,
+    searched: Callable[[Problem], Answer],
     deadline: Deadline,
     progress: Callable[[float], None] | None = None,
-) -> Spread:
-    """Looks for a faster step than `ruled`, found for the setting's devices as they are allocated, on their other spreads.
+) -> Answer:
+    """The answer with the shortest step on any spread of the setting's devices, given the one for them as they are allocated.
 
     `searched` answers a problem as that was answered. The answer is complete only if all spreads were searched to the end.
     """
-    problem, best = setting.problem, ruled
+    problem, best = setting.problem, answer
     ways = [(count, on(problem, count, cluster)) for count, cluster in spreads(problem.cluster, problem.devices)]
-    options = [option_of(words_of(problem.cluster, problem.devices), problem, problem.devices, ruled.found.best)]
-    complete, bound_s = ruled.found.complete, ruled.found.lower_bound_s
+    options = [option_of(words_of(problem.cluster, problem.devices), problem, problem.devices, answer.found.best)]
+    complete, bound_s = answer.found.complete, answer.found.lower_bound_s
     for tried, (count, other) in enumerate(ways[1:], start=1):
         found = faster(Setting(other, setting.profile), _step_s(best), deadline.share_s(len(ways) - tried + 1), progress)
         complete, bound_s = complete and found.complete, min(bound_s, found.lower_bound_s)
-        again = searched(other) if found.best else ruled
+        again = searched(other) if found.best else answer
         option = option_of(words_of(other.cluster, count), other, problem.devices, again.found.best if found.best else (), True)
         faster_one = _step_s(again) < _step_s(best)
         best, options = (again, [option, *options]) if faster_one else (best, [*options, option])
     if not best.found.best:
-        return Spread(best, ())
+        return best
     fuller = _fuller(setting, options, deadline, progress)
     found = replace(best.found, complete=complete, lower_bound_s=bound_s if not complete else _step_s(best))
-    return Spread(replace(best, found=found), (*options, *fuller))
+    return replace(best, found=found, options=(*options, *fuller))
 
 
 def _fuller(
@@ -71,6 +63,6 @@ def _fuller(
     return (option_of(f"with more than {used:,} used", problem, problem.devices, found.best),)
 
 
-def _step_s(ruled: Ruled) -> float:
+def _step_s(answer: Answer) -> float:
     """What another step has to be below to be shorter than the best; infinite without one."""
-    return ruled.found.best[0].step_time_s * (1.0 - EQUAL) if ruled.found.best else np.inf
+    return answer.found.best[0].step_time_s * (1.0 - EQUAL) if answer.found.best else np.inf

@@ -3,7 +3,7 @@
 What a stage asks of the step at least (`stage_paths_s` and what stands around it) depends on its own two cuts only, once the total
 work is known; so does its peak memory. The partition of which the largest of these is least is then a min–max path through (stage,
 cut), found exactly by dynamic programming for many rows at once. The step itself couples all stages (`one_f_one_b`): partitions are
-priced from there on. Interleaved chunks lie apart; they are cut where the work is balanced.
+priced from there on. Interleaved chunks lie apart; the fastest of a family of cuts is taken.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cost_models.loads import Cuts, Loads
+from ..cost_models.pieces import Pieces
 from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
+from ..cost_models.schedules import INTERLEAVED
 from ..cost_models.stage_times import Kept
-from ..cost_models.step import CostModel
+from ..cost_models.step import CostModel, Prices, moved_share
 from ..search_spaces.cutting import Cutting
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import led_layers
 from ..search_spaces.row_keys import distinct_rows
-from ..search_spaces.vocabulary import V_SHAPED
-from .rounds import paces_s, round_starts
+from .families import layer_cuts
+from .known_cuts import KnownCuts
 
 EQUAL = 1e-9
 """Relative difference of step times below which two layouts count as equally fast."""
 ROUNDING = 1e-12
 """Relative slack of a test that only tells what cannot be."""
-EVEN = 0.02
-"""Share by which rounds may keep a longer pace than equal work before they are cut one by one."""
 CELLS_AT_ONCE = 1 << 15
 """Values of one array of stages, cuts and lengths that are worked on together: enough to spare calls, few enough for the cache."""
 
@@ -125,7 +125,7 @@ def _priced(model: CostModel, rows: Rows, cuts: Cuts, ceiling_bytes: float) -> P
     """The rows at these cuts; infinite time where a stage passes the ceiling or its host's memory."""
     chunks = rows.chunks(cuts)
     peak = model.stage_bytes(rows, chunks).max(axis=1)
-    fits = (peak <= ceiling_bytes) & (model.host_bytes(rows, chunks).max(axis=1) <= model.host_limit_bytes)
+    fits = (peak <= ceiling_bytes) & (model.away_bytes(rows, chunks).max(axis=1) <= model.host_limit_bytes)
     time_s = model.around_pipeline(rows, model.run_flow(rows, chunks)).total_s
     return Partition(cuts, np.where(fits, time_s, np.inf), peak)
 
@@ -191,7 +191,7 @@ def _hold_commonest(model: CostModel, rows: Rows, most_work_s: Floats, ceiling_b
     static = piece.dense_weights[at] * rows.rates.total(0) + piece.expert_weights[at] * rows.rates.total(1)
     room = ceiling_bytes - rows.communicator_bytes - rows.least_transient_bytes
     pp, stages = rows.table.pp[:, None], np.arange(rows.table.pp.max(initial=0))
-    held = np.minimum(rows.table.num_microbatches[:, None], pp - stages)
+    held = np.minimum(rows.table.num_microbatches[:, None], np.maximum(pp - stages, 1))  # of no stage: left out below
     most = np.minimum(room[:, None] / (static[:, None] + saved[:, None] * held), (most_work_s / work)[:, None])
     each = np.maximum(np.floor(most * (1.0 + EQUAL)), 0.0)
     return np.asarray(np.where(stages < pp, each, 0.0).sum(axis=1) >= count)
@@ -255,43 +255,25 @@ class _Filling:
         return np.asarray(fits & (between(self._host) <= self._host_limit) if self._hosted else fits)
 
 
-def balanced_cuts(model: CostModel, rows: Rows, chunks: int, in_rounds: bool = False) -> Cuts:
-    """Cuts (n, chunks+1) nearest to equal work per chunk, embedding and head in, recompute out, within what is legal.
-
-    `in_rounds` cuts interleaved chunks as `rounds` says where that is nearer to equal work at every moment.
-    """
-    pieces = rows.pieces
+def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
+    """Cuts (n, chunks+1) nearest to equal work per chunk, embedding and head in, recompute out, within what is legal."""
     pp, _, _ = rows.shape
-    cutting = cutting_of(model, pp, chunks // pp)
+    cutting, blocks = cutting_of(model, pp, chunks // pp), rows.pieces.blocks
     used, place = np.unique(rows.factor, return_inverse=True)
-    ends = [pieces.pieces[name].work_s[used] for name in ("embedding", "head")]
-    first, member = distinct_rows([*(pieces.pieces[name].work_s[used] for name in pieces.names), *ends])
-    used, (embedding_s, head_s) = used[first], [end[first] for end in ends]
-    each = (pieces.running[name] * pieces.pieces[name].work_s[used][:, None] for name in pieces.names)
-    work_s = np.asarray(embedding_s[:, None] + sum(each))
-    cuts = _cut_at(work_s, (work_s[:, -1] + head_s)[:, None] * np.arange(1, chunks) / chunks, cutting)
-    if in_rounds and cutting.vpp > 1:
-        cuts = _paced(work_s, head_s, cuts, cutting)
-    return np.asarray(cuts[member][place])
+    each = [rows.pieces.pieces[name].work_s[used] for name in (*rows.pieces.names, "embedding", "head")]
+    work_s = np.stack(each, axis=1)
+    return _KNOWN.of((cutting, blocks), work_s, lambda new: _balanced(rows.pieces, work_s[new], cutting))[place]
 
 
-def _paced(work_s: Floats, head_s: Floats, balanced: Cuts, cutting: Cutting) -> Cuts:
-    """The balanced cuts, or where their rounds would keep a shorter pace those that are balanced within each round."""
-    pp, asked_s = cutting.pp, paces_s(work_s, head_s, balanced, cutting.pp)
-    left = np.nonzero(asked_s * pp > (work_s[:, -1] + head_s) * (1.0 + EVEN))[0]
-    if not len(left):
-        return balanced
-    work_s, head_s = work_s[left], head_s[left]
-    starts = round_starts(work_s, head_s, cutting)
-    begin_s = np.take_along_axis(work_s, starts, axis=1)
-    begin_s[:, 0], begin_s[:, -1] = 0.0, begin_s[:, -1] + head_s
-    share = np.arange(pp) / pp
-    goal = begin_s[:, :-1, None] + np.diff(begin_s, axis=1)[:, :, None] * share
-    paced = _cut_at(work_s, goal.reshape(len(left), -1)[:, 1:], cutting)
-    shorter = paces_s(work_s, head_s, paced, pp) < asked_s[left] * (1.0 - EQUAL)
-    cuts = balanced.copy()
-    cuts[left[shorter]] = paced[shorter]
-    return cuts
+_KNOWN = KnownCuts()
+
+
+def _balanced(pieces: Pieces, each_s: Floats, cutting: Cutting) -> Cuts:
+    """The same of rows (n, pieces) of what a layer of each kind, the embedding and the head work."""
+    embedding_s, head_s = each_s[:, -2], each_s[:, -1]
+    layers_s = (pieces.running[name] * each_s[:, [kind]] for kind, name in enumerate(pieces.names))
+    work_s = np.asarray(embedding_s[:, None] + sum(layers_s))
+    return _cut_at(work_s, (work_s[:, -1] + head_s)[:, None] * np.arange(1, cutting.chunks) / cutting.chunks, cutting)
 
 
 def _cut_at(work_s: Floats, goal_s: Floats, cutting: Cutting) -> Cuts:
@@ -330,22 +312,69 @@ def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
     return cuts
 
 
+def cut_family(model: CostModel, rows: Rows) -> Cuts:
+    """The ways to cut rows of one shape that the search looks at where it does not cut exactly, (n, ways, pp·vpp+1)."""
+    ruled, counted = cut_rules(model, rows)
+    return np.concatenate([ruled[:, None], np.broadcast_to(counted, (len(rows), *counted.shape))], axis=1)
+
+
+def cut_rules(model: CostModel, rows: Rows) -> tuple[Cuts, Cuts]:
+    """The same as the first way of each row, (n, pp·vpp+1), and those that are all rows', (ways−1, pp·vpp+1).
+
+    One way for stacks that cannot be told any: equal chunks; else that of equal work, and for interleaved chunks `layer_cuts`.
+    """
+    pp, vpp, schedule = rows.shape
+    none = np.empty((0, pp * vpp + 1), dtype=np.int64)
+    if not model.problem.stack.cuts_freely(vpp):
+        return np.tile(even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp), (len(rows), 1)), none
+    return balanced_cuts(model, rows, pp * vpp), layer_cuts(cutting_of(model, pp, vpp)) if schedule == INTERLEAVED else none
+
+
 def default_cuts(model: CostModel, rows: Rows, ceilings_bytes: Sequence[float] = ()) -> Cuts:
     """Cuts that the search would give rows of one shape, (n, pp·vpp+1); 1F1B rows share their recompute depth.
 
-    Those of 1F1B are `best_partitions` under the first of the ceilings that they can stay below, else the best of all.
+    The fastest of `cut_family`, of 1F1B `best_partitions`, that stay below the first of the ceilings that any does: without
+    ceilings what devices have for interleaved chunks, and no limit for 1F1B.
     """
-    pp, vpp, schedule = rows.shape
-    if not model.problem.stack.cuts_freely(vpp):
-        return np.tile(even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp), (len(rows), 1))
-    if schedule != "1f1b":
-        return balanced_cuts(model, rows, pp * vpp, in_rounds=schedule not in V_SHAPED)
+    if not partitioned_exactly(model.problem, rows.table).all():
+        return _fastest_of(model, rows, cut_family(model, rows), ceilings_bytes or (model.usable_bytes,))
     unlimited = np.full(len(rows), np.inf)
     found = best_partitions(model, rows, unlimited, np.inf).cuts
     for ceiling in reversed(ceilings_bytes):
         under = best_partitions(model, rows, unlimited, ceiling)
         found = np.where(np.isfinite(under.time_s)[:, None], under.cuts, found)
     return found
+
+
+def _fastest_of(model: CostModel, rows: Rows, family: Cuts, ceilings_bytes: Sequence[float]) -> Cuts:
+    """The fastest cuts of every row's family (n, ways, ·) that stay below the first of the ceilings that any does, (n, ·).
+
+    What the paths in closed form show to be slower is not replayed.
+    """
+    n, ways, _ = family.shape
+    if ways == 1:
+        return family[:, 0]
+    priced = price_family(model, rows, family)
+    over = ((priced.peak_bytes[:, None] > np.array(ceilings_bytes)).sum(axis=1) + ~priced.fits).reshape(n, ways)
+    below = np.where(over == over.min(axis=1, keepdims=True), priced.step_time_s.reshape(n, ways), np.inf)
+    order, each = np.argsort(below, axis=1, kind="stable"), np.arange(n)
+    best_s, chosen = np.full(n, np.inf), order[:, 0].copy()
+    for way in order.T:
+        hopeful = np.nonzero(below[each, way] < best_s)[0]
+        if not len(hopeful):
+            break
+        step_s = model.price_cuts(rows.take(hopeful), family[hopeful, way[hopeful]]).step_time_s
+        better = step_s < best_s[hopeful] * (1.0 - EQUAL)
+        best_s[hopeful[better]], chosen[hopeful[better]] = step_s[better], way[hopeful[better]]
+    return np.asarray(family[each, chosen])
+
+
+def price_family(model: CostModel, rows: Rows, family: Cuts) -> Prices:
+    """Every row under every way of its family (n, ways, ·), timed from below where there is a closed form, (n·ways,)."""
+    n, ways, width = family.shape
+    works, work = distinct_rows(rows.work_columns)  # those that do the same are cut alike
+    flow = model.flow(rows.take(np.repeat(works, ways)), family[works].reshape(-1, width), closed_form=True)
+    return model.price_flow(rows.take(np.repeat(np.arange(n), ways)), flow.take((work[:, None] * ways + np.arange(ways)).ravel()))
 
 
 def partitioned_exactly(problem: Problem, table: LayoutTable) -> Bools:
@@ -371,6 +400,8 @@ class _Stages:
         self._model, self._rows, self._pp = model, rows, pp
         self._micro_batches = rows.table.num_microbatches[:, None, None, None]
         self._longest, self._cutting = longest, cutting_of(model, pp, 1)
+        moves = rows.column("activation_offload").any()
+        self._moved = moved_share(rows)[:, None, None, None] if moves else None
         blocks, stage = rows.prefix.blocks, np.arange(pp)
         self._stop = np.minimum(np.arange(blocks + 1)[:, None] + np.arange(longest + 1), blocks)
         depth = int(rows.prefix.depth[0])
@@ -395,7 +426,7 @@ class _Stages:
                 now, stages = stages[:at_once], stages[at_once:]
                 starts = self._starts(now)
                 held = slice(starts[0] - first, starts[0] - first + len(starts)) if len(starts) else slice(0, 0)
-                time_s, peak = self._at(now, starts, *grid.of(held))
+                time_s, peak = self._at(now, starts, grid.of(held))
                 time_s = np.where((peak <= ceiling_bytes) & (time_s <= limit_s[:, None, None, None]), time_s, np.inf)
                 for place, stage in enumerate(now.tolist()):
                     time_s[:, place, ~self._cutting.begins(stage)[starts]] = np.inf
@@ -405,9 +436,9 @@ class _Stages:
         """The cuts that some of these stages can begin at."""
         return np.arange(self._first[stages].min(), self._behind[stages].max())
 
-    def _at(self, stages: Ints, starts: Ints, load: Loads, fixed: Floats, kept: Kept) -> tuple[Floats, Floats]:
+    def _at(self, stages: Ints, starts: Ints, grid: _Grid) -> tuple[Floats, Floats]:
         """Least times and peak bytes of stages (k,) that hold alike for every (c, l), (n, k, starts, longest+1)."""
-        prefix, stage = self._rows.prefix, stages[:, None, None]
+        prefix, stage, load = self._rows.prefix, stages[:, None, None], grid.load
         before = prefix.before_grid(int(stages[0]), np.zeros(len(self._rows)))
         before_f, before_b = (each[:, None, starts] for each in before)
         total_s = self._rows.total_s(self._pp)[:, None, None, None]
@@ -415,9 +446,11 @@ class _Stages:
             before_b = before_b + self._redone_s(stage, starts[:, None])
             total_s = before_f + before_b + load.forward_s + load.backward_s + self._after_s(stage, self._stop[starts])
         beside = before_f, before_b
-        time_s = self._model.least_stage_time_s(self._rows, load, kept, beside, total_s, self._after_all_s, stage)
-        held = in_flight("1f1b", self._pp, 1, self._micro_batches, stage)
-        return time_s, fixed + load.saved_bytes * held
+        time_s = self._model.least_stage_time_s(self._rows, load, grid.kept, beside, total_s, self._after_all_s, stage)
+        saved = load.saved_bytes * in_flight("1f1b", self._pp, 1, self._micro_batches, stage)
+        if self._moved is not None:
+            time_s = np.where(grid.host + saved * self._moved <= self._model.host_limit_bytes, time_s, np.inf)
+        return time_s, grid.fixed + saved
 
     def _mean_after_s(self) -> Floats:
         """What follows the gradients on the mean stage, whatever is hidden, (n, 1, 1, 1): it is linear in what stages hold."""
@@ -446,21 +479,25 @@ class _Stages:
     def _grid(self, stage: int, starts: Ints) -> _Grid:
         load = self._rows.prefix.grid(stage, self._pp, self._longest, starts).across()
         fixed = self._model.peaks_at(self._rows, load, np.zeros(1), np.asarray(stage == self._pp - 1)).sum(axis=0)
-        fixed = np.where(self._model.host_bytes(self._rows, load) <= self._model.host_limit_bytes, fixed, np.inf)
-        return _Grid(load, fixed, self._model.kept(self._rows, load))
+        host = self._model.host_bytes(self._rows, load)
+        fixed = np.where(host <= self._model.host_limit_bytes, fixed, np.inf)
+        return _Grid(load, fixed, host, self._model.kept(self._rows, load))
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """What a stage holds for every (c, l), its peak bytes but for activations, what it does for its states, (n, 1, c, l)."""
+    """What a stage holds for every (c, l), its peak bytes but for activations, its states on the host, and what it does for states,
+    (n, 1, c, l).
+    """
 
     load: Loads
     fixed: Floats
+    host: Floats
     kept: Kept
 
-    def of(self, starts: slice) -> tuple[Loads, Floats, Kept]:
+    def of(self, starts: slice) -> _Grid:
         """The same for some of the cuts."""
-        return self.load.begun(starts), self.fixed[:, :, starts], self.kept.begun(starts)
+        return _Grid(self.load.begun(starts), self.fixed[:, :, starts], self.host[:, :, starts], self.kept.begun(starts))
 
 
 def _relax(best: Floats, first: int, time_s: Floats, peak: Floats, shortest: int) -> tuple[Floats, Ints, Floats]:

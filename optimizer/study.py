@@ -37,6 +37,7 @@ NEIGHBOURS = PER_BATCH // 2
 WIDER = 5
 """Frames from beyond the plan's list that a study starts from."""
 TENTHS = ("none", *(f"optimizer:{tenth / 10:g}" for tenth in range(1, 11)))
+QUARTERS = tuple(f"activations:{quarter / 4:g}" for quarter in range(1, 5))
 KNOBS = (
     *(name for name in DEGREES if name != "num_microbatches"),
     "schedule",
@@ -47,8 +48,9 @@ KNOBS = (
 )
 COVERS = (
     "outside the certified space: the frames, schedules and sharding of the plan, of its alternatives and of the fastest layouts "
-    "with tenths of the optimizer on the host (at the greatest imbalance hedged), with any micro-batch that divides the batch, any "
-    "recompute depth, any per mille of the optimizer on the host, cuts of 1F1B exact and others moved by up to "
+    "with tenths of the optimizer on the host, or where the stack can quarters of the activations offloaded (at the greatest "
+    "imbalance hedged), with any micro-batch that divides the batch, any recompute depth, any per mille of either, cuts of 1F1B "
+    "exact and others moved by up to "
     f"{REACH} layers; what is fixed stays. The certificate stands for the plan; of the refined layout only its price is known."
 )
 Cuts = tuple[int, ...]
@@ -122,15 +124,18 @@ def study(setting: Setting, found: Plan, asked: Refine, progress: Callable[[floa
 
 
 def _wider(setting: Setting, layout: Layout, asked: Refine, progress: Callable[[float], None]) -> list[Layout]:
-    """The fastest frames that beat a layout at the greatest imbalance hedged, with tenths of the optimizer on the host.
+    """The fastest frames that beat a layout at the greatest imbalance hedged, with tenths of the optimizer or quarters of the
+    activations offloaded.
 
     None where that would list nothing new. An exact search: where no fraction is listed, a frame that needs a little offload is
     known by what all of it costs, and would not be among the starts.
     """
     problem = _at_imbalance(setting.problem, max(asked.imbalances, default=setting.problem.workload.expert_imbalance))
     workload = problem.workload
-    if problem.stack.optimizer_offload and "offload" not in workload.fix:
-        workload = workload.model_copy(update={"fix": {**workload.fix, "offload": TENTHS}})
+    stack = problem.stack
+    shares = (*(TENTHS if stack.optimizer_offload else ()), *(QUARTERS if stack.activation_offload else ()))
+    if shares and "offload" not in workload.fix:
+        workload = workload.model_copy(update={"fix": {**workload.fix, "offload": tuple(dict.fromkeys(("none", *shares)))}})
     elif not asked.imbalances:
         return []
     problem = problem.model_copy(update={"workload": workload})

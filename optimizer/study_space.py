@@ -1,7 +1,8 @@
 """Choices that the enumeration does not list, around layouts that it does, and the box of knobs that a sampler turns.
 
 A choice keeps a start's frame, schedule and sharing of states, and sets what has too many values to list: the micro-batch, what is
-recomputed and to which depth, the fraction of the optimizer on the host, and the cuts of schedules whose cuts follow from a rule.
+recomputed and to which depth, the fractions of the optimizer and of activations that are offloaded, and the cuts of schedules
+whose cuts follow from a rule.
 Stages of plain 1F1B are cut exactly for every choice, so that their cuts need no knob. Bucket sizes have none either: the cost
 model has no price for them. Nor has precision, which changes what is learnt and not only how fast: a plan for each precision is
 certified by itself. Depths of recompute that differ between chunks are the plan's own (`recutting`).
@@ -44,6 +45,7 @@ class Choice:
     recompute: Recompute
     offload_per_mille: int
     cuts: tuple[int, ...] = ()
+    activations_per_mille: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,11 @@ class Start:
 
     def choice(self, place: int) -> Choice:
         """The start as a choice of its own."""
-        offload = round(float(self.row.optimizer_offload[0]) * PER_MILLE)
-        return Choice(place, self.layout.micro_batch, self.row.recompute(0), offload, self.cuts if self.tells_cuts else ())
+        offload, activations = (
+            round(float(share[0]) * PER_MILLE) for share in (self.row.optimizer_offload, self.row.activation_offload)
+        )
+        cuts = self.cuts if self.tells_cuts else ()
+        return Choice(place, self.layout.micro_batch, self.row.recompute(0), offload, cuts, activations)
 
 
 def table_of(problem: Problem, starts: Sequence[Start], choices: Sequence[Choice]) -> LayoutTable:
@@ -84,6 +89,7 @@ def table_of(problem: Problem, starts: Sequence[Start], choices: Sequence[Choice
         recompute_modules=np.array([each.modules for each in recompute], dtype=np.int64),
         recompute_layers=np.array([each.layers for each in recompute], dtype=np.int64),
         optimizer_offload=np.array([choice.offload_per_mille for choice in choices]) / PER_MILLE,
+        activation_offload=np.array([choice.activations_per_mille for choice in choices]) / PER_MILLE,
         split=np.full(len(choices), -1, dtype=np.int64),
     )
 
@@ -117,6 +123,7 @@ class Box:
             "recompute": 0 if "recompute" in fixed else len(self.recomputes) - 1,
             "depth": max(start.deepest for start in starts) if any(each.layers == 1 for each in self.recomputes) else 1,
             "offload": int(problem.stack.optimizer_offload and "offload" not in fixed),
+            "activations": int(problem.stack.activation_offload and "offload" not in fixed),
         }
         self._told = max((len(start.cuts) - 2 for start in starts if start.tells_cuts), default=0)
 
@@ -132,6 +139,7 @@ class Box:
             "recompute": CategoricalDistribution(range(most["recompute"] + 1)),
             "depth": IntDistribution(1, most["depth"]),
             "offload": FloatDistribution(0.0, float(most["offload"])),
+            "activations": FloatDistribution(0.0, float(most["activations"])),
         }
         found = {name: each for name, each in every.items() if not each.single()}
         return found | {f"cut_{place}": IntDistribution(-REACH, REACH) for place in range(1, self._told + 1)}
@@ -152,6 +160,7 @@ class Box:
             )
             if start.tells_cuts
             else (),
+            round(params["activations"] * PER_MILLE) if "activations" in params else own.activations_per_mille,
         )
 
     def params(self, choice: Choice) -> dict[str, Any]:
@@ -164,6 +173,7 @@ class Box:
             "recompute": self.recomputes.index(plain(choice.recompute)),
             "depth": depth if 1 <= depth <= self._most["depth"] else 1,
             "offload": choice.offload_per_mille / PER_MILLE,
+            "activations": choice.activations_per_mille / PER_MILLE,
         }
         every |= {f"cut_{place}": moved[place - 1] if place <= len(moved) else 0 for place in range(1, self._told + 1)}
         return {name: value for name, value in every.items() if name in self.distributions}
@@ -172,8 +182,11 @@ class Box:
         """Choices that differ from a legal one by a little, legal or not: in one knob, or in another kind of recompute with the
         offload that it needs."""
         names, start, now = self.distributions, self._starts[choice.start], choice.offload_per_mille
-        offloads = [now + sign * step for step in OFFLOAD_STEPS for sign in (-1, 1)] if "offload" in names else []
+        moves = [sign * step for step in OFFLOAD_STEPS for sign in (-1, 1)]
+        offloads = [now + move for move in moves] if "offload" in names else []
         yield from (replace(choice, offload_per_mille=each) for each in offloads if 0 <= each <= PER_MILLE)
+        shares = [choice.activations_per_mille + move for move in moves] if "activations" in names else []
+        yield from (replace(choice, activations_per_mille=each) for each in shares if 0 <= each <= PER_MILLE)
         others = [kind for kind in self.recomputes if kind.layers != 1 and kind != choice.recompute] if "recompute" in names else []
         for step in (0, -KIND_STEP, KIND_STEP) if "offload" in names else (0,):
             offload = min(max(now + step, 0), PER_MILLE)

@@ -77,7 +77,9 @@ def topology(problem: Problem, priced: PricedLayout) -> Topology:
     return Topology(
         columns=columns,
         dimensions=tuple(
-            _dimension(problem, layout, name, np.array(lists[name])) for name in DIMENSIONS if getattr(layout, name) > 1
+            _dimension(problem, layout, name, np.array(lists[name]))
+            for name in DIMENSIONS
+            if getattr(layout, name) > 1 and (problem.model.is_moe or name != "edp")
         ),
         levels=_levels(problem, priced),
         devices=np.bincount(columns["supernode"]),

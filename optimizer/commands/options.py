@@ -85,7 +85,12 @@ Reserve = Annotated[
     float | None, typer.Option("--reserve", parser=number, metavar="GIB", help="Memory of every device to leave to others.")
 ]
 OffloadTo = Annotated[
-    str | None, typer.Option("--offload-to", metavar="TIER", help="Where offloaded bytes go: host or pool (the supernode's).")
+    str | None,
+    typer.Option(
+        "--offload-to",
+        metavar="TIER",
+        help="Where offloaded bytes go: host or pool (the supernode's); plan then also moves activations there.",
+    ),
 ]
 Framework = Annotated[str | None, typer.Option("--framework", metavar="NAME", help="Plan for what this framework can express.")]
 FrameworkVersion = Annotated[str | None, typer.Option("--framework-version", metavar="V", help="Its version.")]

@@ -186,9 +186,10 @@ def evaluate_command(
 ) -> Answer:
     """Price one layout and say whether it is legal. What --layout leaves out follows: dp from the devices, the rest is 1 or off."""
     from ...cost_models.profile import load_profile
+    from ...cost_models.step import CostModel
     from ..checkpoint_traffic import checkpoint_traffic, parse_way
     from ..layout_words import complete, parse_layout
-    from ..planner import assumptions, evaluate, schedule_assumptions
+    from ..planner import assumptions, evaluate, exchange_assumptions, schedule_assumptions
     from .documents import lying_as, read_priced
 
     told = read_priced(Path(layout)) if layout.endswith(".json") else None
@@ -203,8 +204,9 @@ def evaluate_command(
         priced, broken = evaluate(problem, whole_layout or complete(problem, given), profile=profile)
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
-    said = assumptions(problem, load_profile(problem.cluster.accelerator.name, profile), profile)
-    said = (*said, *schedule_assumptions(problem, priced.layout))
+    curves = load_profile(problem.cluster.accelerator.name, profile)
+    exchanges = exchange_assumptions(CostModel(problem, curves), priced)
+    said = (*assumptions(problem, curves, profile), *schedule_assumptions(problem, priced.layout), *exchanges)
     problem = problem.model_copy(update={"assumptions": said})
     steps = () if at_imbalance is None else _steps(problem, priced.layout, at_imbalance, profile)
     draining = None if way is None else checkpoint_traffic(problem, priced, way, profile)

@@ -163,7 +163,9 @@ def _ended(run: Run | None, store: Store, points: Sequence[Point]) -> tuple[tupl
     status = DONE if planned else BAD_INPUT if set(counts) == {"bad input"} else NO_LAYOUT
     if not run.planned:
         return ("nothing to plan: the store has all points",), status
-    changed = f"; {run.renewed:,} anew, since their problem, its curves or paraplan's version changed, or they failed before"
+    changed = (
+        f"; {run.renewed:,} anew: their problem, its curves or paraplan's version changed, they failed before, or were damaged"
+    )
     others = [f", {many:,} {name}" for name, many in sorted(counts.items()) if name not in PLANNED]
     now = f"; {run.planned:,} of these now" if run.planned < len(points) else ""
     said = f"planned {planned:,} of {count(len(points), 'point')}{''.join(others)}{now}{changed if run.renewed else ''}"

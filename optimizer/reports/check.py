@@ -108,7 +108,7 @@ def _legal(found: Checked) -> RenderableType:
     if found.legal is None:
         return section("Legal", Text("nothing that is known could be judged"), note=Text("unknown", style=DOUBT))
     if found.legal:
-        said = "yes, as far as it could be judged" if found.not_judged else "yes"
+        said = "yes, as far as it could be judged" if found.not_judged or found.unresolved else "yes"
         return section("Legal", Text(f"{wording.count(found.judged, 'rule')} judged, none broken"), note=Text(said, style=GOOD))
     table = grid("left", "wrap", gap=1)
     for each in found.broken:
@@ -146,6 +146,10 @@ def _nearest_line(found: Checked, place: int) -> Text:
 def _fits(found: Checked, fit: Fit) -> RenderableType:
     free, most = wording.gib(fit.free_gib), f"most of it, {wording.gib(fit.term_gib)}, is {_term(fit.term)}"
     body: list[RenderableType] = [Text(f"stage {fit.stage} peaks at {wording.gib(fit.peak_gib)} of {free} free; {most}")]
+    body += [Text(f"may be wrong: {each}", style=BAD) for each in found.doubts]
+    if found.may_change_model:
+        count = wording.count(len(found.may_change_model), "option")
+        body.append(Text(f"may be wrong: {count} that may change the model, not known here (below)", style=BAD))
     if fit.over_gib > 0:
         mend = "any one of these mends it:" if fit.mends else "no change of one or two choices mends it"
         body.append(Text(f"{wording.gib(fit.over_gib)} too much; {mend}", style=BAD))
@@ -253,7 +257,9 @@ def _diff(before: str, after: str) -> Text:
     same = max(before[:shared].rfind(end) for end in " =:") + 1
     if not before[same:].strip() or not after[same:].strip():
         same = 0
-    return Text.assemble(before[:same], before[same:].strip(), (" → ", LABEL), (after[same:].strip(), STRONG))
+    closing = after[len(after.rstrip("}])")) :]
+    old = before[same:].removesuffix(closing) if before.endswith(closing) else before[same:]
+    return Text.assemble(before[:same], old.strip(), (" → ", LABEL), (after[same:].strip(), STRONG))
 
 
 def _tolerance(found: Tolerance) -> RenderableType:

@@ -20,7 +20,8 @@ SHOWN_LAYERS = 12
 def render_experts(found: ExpertPlacement, console: Console) -> None:
     """Prints the placement."""
     width = width_of(console)
-    print_sections(console, [_headline(found), _layers(found), steps_section(found.steps), _assumptions(found)], width)
+    sections = [_headline(found), _ways(found), _layers(found), steps_section(found.steps), _assumptions(found)]
+    print_sections(console, sections, width)
 
 
 def _headline(found: ExpertPlacement) -> RenderableType:
@@ -41,14 +42,62 @@ def _headline(found: ExpertPlacement) -> RenderableType:
         (f"{found.placed:.3f}×", GOOD),
         f" as placed (mean over {wording.count(len(found.layers), 'layer')}).",
     )
-    return Group(title, where, Text(), gain)
+    if found.supernodes == 1:
+        return Group(title, where, Text(), gain)
+    return Group(title, where, Text(), gain, Text(_crosses(found)))
+
+
+def _crosses(found: ExpertPlacement) -> str:
+    today, placed, even = map(wording.percent, (found.today_across, found.across, found.even_across))
+    said = f"Tokens go once to each other supernode that has one of their experts: {today} of their top-k copies today, "
+    said += f"{placed} as placed, {even} if all experts were chosen evenly"
+    apart = [(each.today_apart, each.apart) for each in found.layers if each.today_apart is not None and each.apart is not None]
+    if not apart:
+        return f"{said}."
+    today, placed = map(wording.percent, np.mean(apart, axis=0).tolist())
+    return f"{said}; of the pairs of experts that a token chose {today} are apart today and {placed} as placed."
+
+
+def _ways(found: ExpertPlacement) -> RenderableType:
+    """A row per way of placing, over all layers, and what keeping routing groups together costs."""
+    kept = found.groups_kept > 0
+    apart, together = ("not kept", "kept together") if kept else ("", "")
+    ways = {
+        "in order, as today": ("today", together),
+        "round-robin": ("round_robin", apart),
+        "longest first (LPT)": ("longest_first", apart),
+        "greedy like EPLB": ("balanced", together),
+        "placed": ("placed", together),
+        "bound": ("bound", together),
+    }
+    if kept:
+        ways["LPT and swaps"] = ("ungrouped", apart)
+    table = grid("left", "right", "right", "left")
+    table.add_row(*(Text(head, style=LABEL) for head in ("", "mean", "worst layer", "routing groups" if kept else "")))
+    for name, (field, groups) in ways.items():
+        figures = np.array([getattr(each, field) for each in found.layers], dtype=float)
+        style = GOOD if name == "placed" else ""
+        cells = (Text(f"{figures.mean():.3f}", style=style), Text(f"{figures.max():.3f}", style=style))
+        table.add_row(Text(name, style=style), *cells, Text(groups, style=LABEL))
+    body = [table, Text(_cost_of_groups(found))] if kept else [table]
+    return section("Ways to place them", *body, note=Text("load of the fullest rank over the mean", style=LABEL))
+
+
+def _cost_of_groups(found: ExpertPlacement) -> str:
+    free = [(each.ungrouped, each.ungrouped_across) for each in found.layers]
+    fullest, across = np.array(free, dtype=float).mean(axis=0).tolist()
+    more = wording.percent(max(0.0, found.placed / fullest - 1.0))
+    return (
+        f"Keeping routing groups together leaves the fullest rank {more} more than it need have; "
+        f"without it {wording.percent(across)} of a token's copies would leave its supernode."
+    )
 
 
 def _layers(found: ExpertPlacement) -> RenderableType:
     """A row per layer; imbalances are loads of the fullest rank over the mean."""
     windows = found.layers[0].worst_window is not None
     across = found.supernodes > 1
-    heads = ["layer", "today", "LPT", "placed", "bound", "gap", *(["across"] * across), *(["worst window"] * windows)]
+    heads = ["layer", "today", "EPLB", "placed", "bound", "gap", *(["across"] * across), *(["worst window"] * windows)]
     table = grid(*["right"] * len(heads))
     table.add_row(*(Text(head, style=LABEL) for head in heads))
     shown = sorted(sorted(found.layers, key=lambda each: -each.today)[:SHOWN_LAYERS], key=lambda each: each.layer)
@@ -63,14 +112,14 @@ def _layers(found: ExpertPlacement) -> RenderableType:
     if len(shown) < len(found.layers):
         body.insert(1, Text(f"the {len(shown)} fullest of {len(found.layers)} layers", style=LABEL))
     if across:
-        body.append(Text(f"Across supernodes: shares of {found.across_is}.", style=LABEL))
+        body.append(Text("Across: shares of a token's copies that leave its supernode, today and as placed.", style=LABEL))
     return section("Layers", *body, note=Text("load of the fullest rank over the mean", style=LABEL))
 
 
 def _row(each: LayerPlacement, across: bool) -> Iterator[Text]:
     yield Text(str(each.layer))
     yield Text(f"{each.today:.3f}")
-    yield Text(f"{each.longest_first:.3f}")
+    yield Text(f"{each.balanced:.3f}")
     yield Text(f"{each.placed:.4f}", style=STRONG)
     yield Text(f"{each.bound:.4f}")
     yield Text("optimal" if each.status == "optimal" else _gap(each.gap), style=GOOD if each.status == "optimal" else DOUBT)

@@ -121,7 +121,7 @@ def _robust(found: Robust) -> Group:
         table.add_row(*(Text(cell, style=LABEL) for cell in ("next", *_regret(row))))
     verdict = "The fastest layout is also the robust one." if same else "The robust layout is not the fastest."
     tried = f"{wording.count(len(found.scenarios), 'scenario')}: nominal, each figure in doubt at its low and high, joint draws."
-    said = f"{verdict} {tried}"
+    said = f"{verdict} Least worst regret of {wording.count(found.tried, 'layout')} in {tried}"
     return section("Robust", table, Text(said, style=LABEL), note=Text("regret: over the best of each scenario", style=LABEL))
 
 

@@ -8,8 +8,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ..comparing import Compared, Overtake, Row, Side
-from ..result import Goodput
-from ..sizing import Line, Sizing, Tried
+from ..result import Goodput, Line
+from ..sizing import Sizing, Tried
 from . import wording
 from .drawing import BAD, GOOD, LABEL, STRONG, WIDE, grid, print_sections, section, width_of
 from .further import degrees
@@ -40,13 +40,39 @@ def render_sizing(found: Sizing, console: Console) -> None:
     used = "" if best.devices_idle == 0 else f", of which {best.devices_idle:,} idle"
     answer = f"{found.chosen.devices:,} devices{used}: {_days(found.chosen.days)}, {wording.count(found.steps, 'step')} of "
     answer += f"{wording.seconds(best.step_time_s)}, MFU {wording.percent(best.mfu)}"
-    sections: list[RenderableType] = [Text(title, style=STRONG), section("Needed", Text(answer), Text(degrees(best.layout)))]
+    needed = [Text(answer), Text(degrees(best.layout)), Text(_doubt(found))]
+    sections: list[RenderableType] = [Text(title, style=STRONG), section("Needed", *needed)]
     sections.append(section("The arithmetic", _lines(found.lines)))
     if found.chosen.goodput is not None:
         sections.append(goodput_section(found.chosen.goodput, found.spare_servers))
-    sections.append(section("Tried", _tried(found.tried, found), note=Text("each with its own best plan", style=LABEL)))
+        sections.append(section("The arithmetic of failures", _lines(found.failure_lines)))
+    note = Text("each with its own best plan", style=LABEL)
+    sections.append(section("Tried", _tried(found.tried, found), Text(_untried(found), style=LABEL), note=note))
     sections.append(_notes("Assumptions", found.assumptions))
     print_sections(console, sections, width)
+
+
+def _doubt(found: Sizing) -> str:
+    """The days at both ends of what is uncertain, and the count that is in time even at the far one."""
+    interval = found.chosen.days_interval
+    assert interval is not None  # what is chosen has a plan
+    failing = " and failures" if found.chosen.goodput is not None else ""
+    low, high = (_days(end) for end in interval)
+    said = f"{low} to {high} at the ends of the intervals of the step{failing}"
+    if found.sure is None:
+        return f"{said}; no count tried is in time at the late end"
+    if found.sure.devices == found.chosen.devices:
+        return f"{said}: in time at the late end too"
+    return f"{said}; {found.sure.devices:,} devices, the first tried that are, are in time at the late end too"
+
+
+def _untried(found: Sizing) -> str:
+    """Which counts stand between the chosen one and the largest that is known to be too slow."""
+    units = "devices" if found.unit == 1 else f"whole units of {found.unit:,} devices"
+    between = (found.chosen.devices - found.short) // found.unit - 1
+    if between < 1:
+        return f"counts are {units}"
+    return f"counts are {units}; the {between:,} between {found.short:,} and {found.chosen.devices:,} were not tried"
 
 
 def goodput_section(found: Goodput, spare_servers: int | None = None) -> RenderableType:
@@ -59,8 +85,8 @@ def goodput_section(found: Goodput, spare_servers: int | None = None) -> Rendera
         ("failures", f"one every {span(found.mtbf_s)}, {wording.significant(found.failures_per_day, 2)} a day"),
         (
             "checkpoint",
-            f"{wording.significant(found.checkpoint_tb)} TB; the fullest device copies {wording.gib(found.saved_gib)} to its host "
-            f"in {wording.seconds(found.save_s)}, storage has it {span(found.drain_s)} later",
+            f"{wording.significant(found.checkpoint_tb)} TB; the fullest device copies {wording.gib(found.saved_gib)} to the "
+            f"{found.tier} in {wording.seconds(found.save_s)}, storage has it {span(found.drain_s)} later",
         ),
         ("interval", f"a save every {span(found.interval_s)} is best{_textbook(found)}"),
         ("coming back", f"{span(found.back_s)} from a failure to the next step"),
@@ -90,9 +116,15 @@ def span(seconds: float) -> str:
     return wording.seconds(seconds, 2)
 
 
+def _ends(one: Tried) -> str:
+    """Least and most days."""
+    assert one.days_interval is not None  # it has a plan
+    return " to ".join(wording.significant(days) for days in one.days_interval)
+
+
 def _days(days: float) -> str:
     """Days, or what is shorter where there is less than one."""
-    return f"{days:.1f} days" if days >= 1.0 else span(86400.0 * days)
+    return f"{days:.2f} days" if days >= 1.0 else span(86400.0 * days)
 
 
 def count(value: float) -> str:
@@ -176,11 +208,11 @@ def _lines(lines: Sequence[Line]) -> RenderableType:
 
 
 def _tried(tried: Sequence[Tried], found: Sizing) -> RenderableType:
-    table = grid("right", "right", "right", "right", "right", "wrap")
-    table.add_row(*(Text(head, style=LABEL) for head in ("devices", "step", "MFU", "goodput", "takes", "")))
+    table = grid("right", "right", "right", "right", "right", "right", "wrap")
+    table.add_row(*(Text(head, style=LABEL) for head in ("devices", "step", "MFU", "goodput", "takes", "at the ends", "")))
     for one in tried:
         if one.plan is None or one.days is None:
-            table.add_row(Text(f"{one.devices:,}"), *[Text(wording.NONE)] * 4, Text(one.reason, style=BAD))
+            table.add_row(Text(f"{one.devices:,}"), *[Text(wording.NONE)] * 5, Text(one.reason, style=BAD))
             continue
         style = STRONG if one.devices == found.chosen.devices else ""
         goodput = wording.NONE if one.goodput is None else wording.percent(one.goodput.goodput)
@@ -190,6 +222,7 @@ def _tried(tried: Sequence[Tried], found: Sizing) -> RenderableType:
             wording.percent(one.plan.mfu),
             goodput,
             _days(one.days),
+            _ends(one),
         )
         idle = f"{one.plan.devices_idle:,} idle" if one.plan.devices_idle else ""
         mark = Text("in time", style=GOOD) if one.days <= found.days else Text("too slow", style=LABEL)

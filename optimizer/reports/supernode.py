@@ -24,7 +24,7 @@ def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
     if plan.inside is not None and (plan.inside.given or not plan.inside.kept or plan.inside.without is not None):
         yield _inside(plan.inside)
     if plan.devices_left is not None:
-        yield _left(plan.devices_left)
+        yield _left(plan.devices_left, bool(plan.problem.workload.inside))
     if plan.reserve is not None:
         yield _reserve(plan.reserve)
     if plan.at_imbalance:
@@ -44,14 +44,14 @@ def _inside(cost: InsideCost) -> Group:
         lines.append(
             Text.assemble(("it costs ", LABEL), (f"{cost.slower:.1%}", DOUBT), f"   {with_s} against {without_s} without it:")
         )
-        lines.append(Text(degrees(cost.without)))
+        lines.append(Text(f"{degrees(cost.without)}   on {cost.without.devices:,} devices"))
     if not cost.proved:
         lines.append(Text("not proved: the time limit ended a search", style=DOUBT))
     return section("What the topology rule costs", *lines)
 
 
-def _left(left: DevicesLeft) -> Group:
-    """How many devices the job has, what it does with them, and the other ways to go on."""
+def _left(left: DevicesLeft, ruled: bool) -> Group:
+    """How many devices the job has, what it does with them, and the other ways to go on, all under the topology rule if `ruled`."""
     counts = Counter(left.free)
     free = ", ".join(f"{units:,} × {size:,}" for size, units in counts.items())
     idle = f"{left.used:,} used, {left.idle:,} idle" if left.idle else f"all {left.used:,} used"
@@ -59,7 +59,7 @@ def _left(left: DevicesLeft) -> Group:
     ways, where = ("spreads", "as allocated") if left.open else ("ways to go on", "free in supernodes")
     table.add_row(*(Text(text, style=LABEL) for text in (ways, "step", "idle", "layout")))
     for option in (*left.options, *((left.whole,) if left.whole else ())):
-        table.add_row(*_row(option, left.options))
+        table.add_row(*_row(option, left.options, ruled))
     head = Text.assemble((f"{where} ", LABEL), free, f"   {idle}")
     return section("Devices over supernodes" if left.open else "Devices left", head, *_slow(left), Text(), table)
 
@@ -89,10 +89,11 @@ def _elsewhere(place: SlowPlace) -> str:
     return said
 
 
-def _row(option: LeftOption, options: Sequence[LeftOption]) -> tuple[Text, Text, Text, Text]:
+def _row(option: LeftOption, options: Sequence[LeftOption], ruled: bool) -> tuple[Text, Text, Text, Text]:
     style = STRONG if option is options[0] else ""
     if option.step_time_s is None or option.layout is None:
-        return Text(option.words), Text("–"), Text("–"), Text("nothing faster" if option.beaten else "nothing fits")
+        none = f"nothing faster{' keeps to the rule' * ruled}" if option.beaten else "nothing fits"
+        return Text(option.words), Text("–"), Text("–"), Text(none)
     idle = f"{option.devices_idle:,}"
     return (
         Text(option.words, style=style),

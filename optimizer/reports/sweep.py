@@ -34,9 +34,9 @@ def render_sweep(rows: Sequence[Row], left: int, where: str, console: Console) -
         print_sections(console, [section(where, Text("no points"), note=title)], width)
         return
     sections: list[RenderableType] = [section(where, *_table(rows, width), note=title)]
-    reasons = Counter(row["reason"] for row in rows if row["reason"])
-    if reasons:
-        sections.append(section("Without a plan", *_reasons(reasons)))
+    unplanned = [row for row in rows if row["reason"]]
+    if unplanned:
+        sections.append(section("Without a plan", *_reasons(unplanned)))
     print_sections(console, sections, width)
 
 
@@ -94,12 +94,25 @@ def _result(row: Row, wide: bool) -> list[Text]:
     return [Text(wording.seconds(row["step_time_s"])), *rate, Text(f"{row['mfu']:.1%}"), Text(" ".join([layout, *more]) + stopped)]
 
 
-def _reasons(reasons: Counter[str]) -> list[RenderableType]:
-    table = grid("right", "wrap")
+def _reasons(rows: Sequence[Row]) -> list[RenderableType]:
+    """Why rows have no plan, the commonest reasons first, each with what its rows have in common that others do not."""
+    table, reasons = grid("right", "wrap"), Counter(row["reason"] for row in rows)
     for reason, count in reasons.most_common(FEW_REASONS):
         table.add_row(Text(f"{count:,} ×", style=LABEL), Text(reason))
+        table.add_row(Text(), Text(_whose([row for row in rows if row["reason"] == reason], rows), style=LABEL))
     rest = len(reasons) - FEW_REASONS
     return [table, *([Text(f"and {rest:,} more reasons: --show status!=optimal --csv FILE", style=LABEL)] if rest > 0 else [])]
+
+
+def _whose(rows: Sequence[Row], every: Sequence[Row]) -> str:
+    """The axes and options that tell some rows from the rest, in the one way or the few in which they have them."""
+    options = sorted({name for row in every for name in row if name.startswith("option ")})
+    told = []
+    for name in (*AXES, *options):
+        values = list(dict.fromkeys(str(_cell(row.get(name))) for row in rows))
+        if len(values) < len({str(_cell(row.get(name))) for row in every}):
+            told.append(f"{SHORT.get(name, name.removeprefix('option '))} {', '.join(values)}")
+    return " · ".join(told)
 
 
 def _cell(value: Any) -> Text:

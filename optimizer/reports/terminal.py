@@ -39,7 +39,7 @@ TERM_STYLES = {
 }
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp")
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
-TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
+TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp", "offload")
 
 
 def render(plan: Plan, console: Console) -> None:
@@ -270,6 +270,8 @@ def _traffic(problem: Problem, priced: PricedLayout) -> Group:
         table.add_row(Text(level), *map(Text, cells), total, Text(used))
     share = f"GiB per device and step; {wording.percent(priced.cross_supernode_share)} leaves the supernode"
     share += f" ({', '.join(level for level in levels if level in outside)})" if set(levels) & set(outside) else ""
+    for link in priced.level_utilisation.keys() - set(order):
+        share += f"; offload: {wording.percent(priced.level_utilisation[link])} of the {link} in use"
     return section("Traffic", table, note=Text(share, style=LABEL))
 
 
@@ -331,9 +333,9 @@ def _certificate(certificate: Certificate, priced: PricedLayout, others: Sequenc
     if aim and not optimal:
         verdict = f"The plan is the least in {aim}: no layout is faster than {bound}, and the plan takes {gap} longer."
     elif optimal:
-        verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}."
+        verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}{_anyhow(certificate)}."
     else:
-        verdict = f"Not proved: a layout could be as fast as {bound}; the plan takes {gap} longer."
+        verdict = f"Not proved: a layout could be as fast as {bound}; the plan takes {gap} longer{_anyhow(certificate)}."
     left = "cut by the bound" if optimal or aim else "cut by the bound or not looked at"
     counts = (
         f"{wording.count(certificate.legal, 'legal layout')}: {certificate.scored:,} scored, {certificate.cut_by_bound:,} {left}, "
@@ -342,17 +344,30 @@ def _certificate(certificate: Certificate, priced: PricedLayout, others: Sequenc
     body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate))]
     body += [Text(sentence) for sentence in _simulated(priced, others)]
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
-    return section("Certificate", *body, note=Text(certificate.status, style=GOOD if optimal else DOUBT))
+    return section("Certificate", *body, note=Text(_status(certificate), style=GOOD if optimal else DOUBT))
+
+
+def _status(certificate: Certificate) -> str:
+    """The status, with what it leaves out: how layers are cut is proved best of the ways that the space names only."""
+    anyhow = certificate.any_cuts_gap
+    if certificate.status != "optimal" or anyhow is None or anyhow < CUTS_PROVED:
+        return certificate.status
+    return f"{certificate.status} over the cuts of the space; of any cuts within {wording.percent(anyhow)}"
+
+
+def _anyhow(certificate: Certificate) -> str:
+    """What layouts could take however they are cut, as the end of a sentence on those of the space."""
+    anyhow, bound_s = certificate.any_cuts_gap, certificate.any_cuts_lower_bound_s
+    if anyhow is None or bound_s is None:
+        return ""
+    if anyhow < CUTS_PROVED:
+        return "; nor is any faster that is cut in another way than the space says"
+    bound, gap = wording.seconds(bound_s), wording.percent(anyhow)
+    return f"; cut in other ways than the space says, none can be faster than {bound}: the plan takes {gap} longer"
 
 
 def _cuts(certificate: Certificate) -> Iterator[str]:
-    """What other ways to cut layers into chunks could gain, of any layout and of the plan's."""
-    anyhow, bound_s = certificate.any_cuts_gap, certificate.any_cuts_lower_bound_s
-    if anyhow is not None and bound_s is not None and anyhow >= CUTS_PROVED:
-        bound, gap = wording.seconds(bound_s), wording.percent(anyhow)
-        yield f"Cut in other ways than the space says, none can be faster than {bound}: the plan takes {gap} longer."
-    elif anyhow is not None:
-        yield "Nor is any faster that is cut in another way than the space says."
+    """What other ways to cut the plan's layers into chunks could gain."""
     if certificate.cuts_gap is None or certificate.cuts_lower_bound_s is None:
         return
     if certificate.cuts_gap < CUTS_PROVED:

@@ -20,7 +20,16 @@ COLOURS = (
     "#b78cb4", "#ffb3b8", "#a98467", "#c3bab6", "#79a9ba", "#d58aa8",
 )  # fmt: skip
 """Groups take these in turn."""
-HUES = {"tp": "#1e3a5f", "cp": "#8a7a12", "pp": "#b4530a", "dp": "#52525b", "ep": "#0f766e", "etp": "#5b21b6", "edp": "#a34e97"}
+HUES = {
+    "tp": "#1e3a5f",
+    "cp": "#8a7a12",
+    "pp": "#b4530a",
+    "dp": "#52525b",
+    "ep": "#0f766e",
+    "etp": "#5b21b6",
+    "edp": "#a34e97",
+    "offload": "#8c6d3f",
+}
 """What each dimension sends, in the bars, in the groups' order: darker than any group, so that nobody looks for one in them."""
 SERVER, FRAME, TRACK = "#eef1f4", "#9aa5b1", "#e4e8ec"
 PIXELS = (64, 56, 48, 42, 38, 34, 30, 26, 22, 20, 18, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3)
@@ -32,11 +41,18 @@ SHAPES = (1.2, 2.6, 0.7)
 """Widths over heights that supernodes may be drawn in, the first before the others."""
 NUMBERED, NAMED = 22, 60
 """Pixels from which a device shows its rank, and a server its number."""
+MOST_UNUSED = 2
+"""Devices of a supernode over those in use, up to which the others are drawn too."""
 COUNTED = 20
 """Pixels from which a tile shows how many devices it stands for."""
 MOST_TILES = 1200
 WIDTH, HEIGHT, MARGIN = 1280.0, 720.0, 28.0
 PANEL = 320.0
+ROOM = WIDTH - PANEL - 3 * MARGIN
+"""Pixels that supernodes may take beside the panel."""
+LETTER = 0.52
+"""Mean width of a letter, as a share of its size."""
+DEGREES, OF_EXPERTS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp"), ("ep", "etp", "edp")
 GAP = 0.18
 """Space between devices, as a share of their side."""
 
@@ -83,14 +99,22 @@ def draw(problem: Problem, priced: PricedLayout, kind: Kind) -> str | bytes:
 def _scene(problem: Problem, priced: PricedLayout, found: Topology, shown: Sequence[str]) -> Scene:
     plot = _plot(found)
     left = list(_supernodes(found, plot, shown))
-    bottom = MARGIN + 92.0 + plot.supernodes.extent(plot.drawn)[1]
+    across, down = plot.supernodes.extent(plot.drawn)
+    bottom = MARGIN + 92.0 + down
     if plot.drawn < len(found.devices):
         tiles, bottom = _tiles(found, shown, bottom + 30.0)
-        left += tiles
-    panel, panel_bottom = _panel(found)
+        left, across = [*left, *tiles], ROOM
     label = _label(problem, priced)
-    shapes = (*_heading(label, priced, found, shown), *left, *panel)
-    return Scene(WIDTH, round(max(bottom, panel_bottom) + MARGIN), shapes, label)
+    heading = list(_heading(label, problem, priced, found, shown))
+    beside = MARGIN + max(across, *(_width(text.text, text.size) for text in heading)) + MARGIN
+    panel, panel_bottom = _panel(found, beside)
+    shapes = (*heading, *left, *panel)
+    return Scene(round(beside + PANEL + MARGIN), round(max(bottom, panel_bottom) + MARGIN), shapes, label)
+
+
+def _width(text: str, size: float) -> float:
+    """Pixels that a line of text takes, about."""
+    return LETTER * size * len(text)
 
 
 def _label(problem: Problem, priced: PricedLayout) -> str:
@@ -102,10 +126,10 @@ def _label(problem: Problem, priced: PricedLayout) -> str:
 # --- heading -----------------------------------------------------------------------------------------------------------------
 
 
-def _heading(label: str, priced: PricedLayout, found: Topology, shown: Sequence[str]) -> Iterator[Text]:
-    layout = priced.layout
+def _heading(label: str, problem: Problem, priced: PricedLayout, found: Topology, shown: Sequence[str]) -> Iterator[Text]:
+    layout, names = priced.layout, [name for name in DEGREES if problem.model.is_moe or name not in OF_EXPERTS]
     yield Text(MARGIN, MARGIN + 16, label, 20, bold=True)
-    degrees = " · ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp"))
+    degrees = " · ".join(f"{name} {getattr(layout, name)}" for name in names)
     yield Text(MARGIN, MARGIN + 38, f"{degrees} · step {wording.seconds(priced.step_time_s)}", 13, FAINT)
     for dimension in found.dimensions:
         if dimension.name in shown:
@@ -120,7 +144,8 @@ def _caption(dimension: Dimension, found: Topology) -> str:
         if dimension.most_supernodes > 1 or dimension.reach != found.levels[0].name:
             how = f"Colour: {dimension.name} group, {wording.count(dimension.count, 'group')} of {dimension.size}"
     turn = f"; {len(COLOURS)} colours in turn" if _colours(dimension, found) > len(COLOURS) else ""
-    return f"{how}{turn}."
+    unused = any(_slots(found, index) > used for index, used in enumerate(found.devices.tolist()))
+    return f"{how}{turn}{'; outlined: not used' if unused else ''}."
 
 
 def _colours(dimension: Dimension, found: Topology) -> int:
@@ -132,15 +157,14 @@ def _colours(dimension: Dimension, found: Topology) -> int:
 
 def _plot(found: Topology) -> Plot:
     """The largest devices with which the supernodes that are to be drawn fit beside the panel."""
-    room = WIDTH - PANEL - 3 * MARGIN
     total, count = int(found.devices.sum()), len(found.devices)
     for drawn in (count, 1) if total <= ALL_DRAWN else (1,):
         height = HEIGHT - MARGIN - 92.0 - (110.0 if drawn < count else 0.0)
         for pixel in PIXELS:
             for shape in SHAPES:
-                plot = _sized(found, drawn, float(pixel), room / height, shape)
+                plot = _sized(found, drawn, float(pixel), ROOM / height, shape)
                 across, down = plot.supernodes.extent(drawn)
-                if across <= room and down <= height and (drawn == 1 or pixel >= LEAST_OF_ALL):
+                if across <= ROOM and down <= height and (drawn == 1 or pixel >= LEAST_OF_ALL):
                     return plot
     return _sized(found, 1, float(PIXELS[-1]), 1.0, 1.0)
 
@@ -151,7 +175,7 @@ def _sized(found: Topology, drawn: int, pixel: float, space: float, shape: float
     devices = Grid(_columns_of_server(found.server), cell, cell)
     across, down = devices.extent(found.server)
     pad = max(2.0, pixel * 0.35)
-    servers_each = math.ceil(int(found.devices.max()) / found.server)
+    servers_each = math.ceil(max(_slots(found, index) for index in range(drawn)) / found.server)
     single = servers_each == 1
     title = 13.0 if across >= NAMED and not single else 0.0
     server = (across + 2 * pad + (0 if single else pad), down + 2 * pad + title + (0 if single else pad))
@@ -187,33 +211,47 @@ def _supernodes(found: Topology, plot: Plot, shown: Sequence[str]) -> Iterator[R
 
 def _supernode(found: Topology, plot: Plot, index: int, x: float, y: float, shown: Sequence[str]) -> Iterator[Rect | Text]:
     ranks = np.flatnonzero(found.columns["supernode"] == index)
-    servers = math.ceil(len(ranks) / found.server)
+    slots = _slots(found, index)
+    servers = math.ceil(slots / found.server)
     wide, high = plot.servers.extent(servers)
     name = _name(found)
     of = f" of {found.supernode_size:,}" if len(ranks) < found.supernode_size else ""
-    held = f"{len(ranks):,}{of} devices" + (f", {servers} {found.server_name}s" if servers > 1 else "")
-    said = f"{name} {index}" if plot.drawn > 1 and wide < 170 else f"{name} {index} · {held}"
+    used = math.ceil(len(ranks) / found.server)
+    short = f"{len(ranks):,}{of} devices"
+    held = short + (f", {used} {found.server_name}s" if used > 1 else "")
+    titles = (f"{name} {index} · {held}", f"{name} {index} · {short}", f"{name} {index} · {len(ranks):,}{of}", f"{name} {index}")
+    said = next((title for title in titles if _width(title, 12) <= wide), str(index))
     yield Rect(x, y, wide + 14, high + 26, "#ffffff", FRAME, 4, f"{name} {index}: {held}", "supernode")
     yield Text(x + 8, y + 15, said, 12, INK, bold=True)
     for server in range(servers):
         dx, dy = plot.servers.at(server)
-        own = ranks[server * found.server : (server + 1) * found.server]
-        yield from _server(found, plot, own, x + 8 + dx, y + 22 + dy, servers > 1, shown)
+        begin, end = server * found.server, min((server + 1) * found.server, slots)
+        yield from _server(found, plot, ranks[begin:end], end - begin, x + 8 + dx, y + 22 + dy, servers > 1, shown)
+
+
+def _slots(found: Topology, index: int) -> int:
+    """Devices of a supernode that are drawn: all it has, or those in use where most are another job's."""
+    used = int(found.devices[index])
+    return found.supernode_size if found.supernode_size <= MOST_UNUSED * used else used
 
 
 def _server(
-    found: Topology, plot: Plot, ranks: Ints, x: float, y: float, boxed: bool, shown: Sequence[str]
+    found: Topology, plot: Plot, ranks: Ints, slots: int, x: float, y: float, boxed: bool, shown: Sequence[str]
 ) -> Iterator[Rect | Text]:
+    """A server with the devices of `ranks`, and outlines of those that the plan does not use, up to `slots`."""
     across, down = plot.devices.extent(found.server)
     pad = max(2.0, plot.pixel * 0.35)
     title = 13.0 if across >= NAMED and boxed else 0.0
-    host = int(found.columns["host"][ranks[0]])
     if boxed:
         yield Rect(
             x, y, across + 2 * pad - plot.pixel * GAP, down + 2 * pad - plot.pixel * GAP + title, SERVER, "", 2, "", "server"
         )
     if title:
-        yield Text(x + pad, y + 12, f"{found.server_name} {host}", 9.5, FAINT)
+        host = f"{found.server_name} {found.columns['host'][ranks[0]]}" if len(ranks) else "not used"
+        yield Text(x + pad, y + 12, host, 9.5, FAINT)
+    for place in range(len(ranks), slots):
+        dx, dy = plot.devices.at(place)
+        yield Rect(x + pad + dx, y + pad + title + dy, plot.pixel, plot.pixel, "#ffffff", FRAME, 2, "not used", "unused")
     for place, rank in enumerate(ranks.tolist()):
         dx, dy = plot.devices.at(place)
         yield from _device(found, plot.pixel, rank, x + pad + dx, y + pad + title + dy, shown)
@@ -245,9 +283,8 @@ def _tiles(found: Topology, shown: Sequence[str], y: float) -> tuple[list[Rect |
     count = len(found.devices)
     each = math.ceil(count / MOST_TILES)
     tiles = [range(first, min(first + each, count)) for first in range(0, count, each)]
-    room = WIDTH - PANEL - 3 * MARGIN
-    side = min(56.0, max(10.0, math.floor(math.sqrt(room * 330.0 / len(tiles)))))
-    rows = math.ceil(len(tiles) / int(room // side))
+    side = min(56.0, max(10.0, math.floor(math.sqrt(ROOM * 330.0 / len(tiles)))))
+    rows = math.ceil(len(tiles) / int(ROOM // side))
     grid = Grid(math.ceil(len(tiles) / rows), side, side * 0.72 if side >= 34 else side)
     least, most = (f"{number:,}" for number in (found.devices.min(), found.devices.max()))
     held = f"{most} devices in each" if least == most else f"{least} to {most} devices in each"
@@ -302,9 +339,9 @@ def _tile_colour(found: Topology, dimension: Dimension, supernode: int, across: 
 # --- levels and groups -------------------------------------------------------------------------------------------------------
 
 
-def _panel(found: Topology) -> tuple[list[Rect | Text], float]:
-    """What each level carries, and how far the groups of each dimension reach."""
-    x, y = WIDTH - MARGIN - PANEL, MARGIN + 16.0
+def _panel(found: Topology, x: float) -> tuple[list[Rect | Text], float]:
+    """What each level carries, and how far the groups of each dimension reach, from x on."""
+    y = MARGIN + 16.0
     shapes: list[Rect | Text] = [
         Text(x, y, "Load of each level", 14, bold=True),
         Text(x, y + 17, "Bars: GiB a device sends in a step; %: of the step at full rate", 11, FAINT),

@@ -126,7 +126,7 @@ class Point:
     @property
     def key(self) -> str:
         """The point's name in a store: equal for equal questions."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+        return key_of(self.to_json())
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
@@ -134,6 +134,11 @@ class Point:
     @classmethod
     def from_json(cls, text: str) -> Point:
         return cls(**json.loads(text))
+
+
+def key_of(asked: str) -> str:
+    """The key of a point given as JSON."""
+    return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
 
 class _Scaling(Frozen):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event, exc, inspect, text
+from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, exc, inspect, text
 from sqlalchemy.engine import URL, make_url
 
 from ...search_spaces.errors import InputError
@@ -126,7 +126,9 @@ def _engine(url: URL, file: Path | None, write: bool) -> Engine:
 
 
 def _read_only(file: Path) -> sqlite3.Connection:
-    return sqlite3.connect(_address(file), uri=True, timeout=PATIENCE_S, check_same_thread=False)
+    connection = sqlite3.connect(_address(file), uri=True, timeout=PATIENCE_S, check_same_thread=False)
+    connection.text_factory = _readable
+    return connection
 
 
 def _on_connect(connection: Any, _: object) -> None:
@@ -134,10 +136,16 @@ def _on_connect(connection: Any, _: object) -> None:
     with the lock until the first change, when another process may have it.
     """
     connection.isolation_level = None
+    connection.text_factory = _readable
     cursor = connection.cursor()
     _write_ahead(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()
+
+
+def _readable(raw: bytes) -> str:
+    """A text of the store; of a damaged one what can be read, so that it is known by its seal and not by failing."""
+    return raw.decode(errors="replace")
 
 
 def _write_ahead(cursor: sqlite3.Cursor) -> None:
@@ -157,6 +165,17 @@ def _make_tables(engine: Engine, tables: MetaData) -> None:
     with engine.begin() as connection:
         alone(connection)
         tables.create_all(connection)
+        for table in tables.tables.values():
+            _add_columns(connection, table)
+
+
+def _add_columns(connection: Connection, table: Table) -> None:
+    """Those that a store made by an earlier version lacks; they are empty in the rows that it holds."""
+    held = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    for column in table.columns:
+        if column.name not in held:
+            of = column.type.compile(connection.dialect)
+            connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {column.name} {of}"))
 
 
 def alone(connection: Connection) -> None:

@@ -3,6 +3,9 @@
 A point is `waiting` or `done`. Whoever plans it is its owner, a row of `runners`; a result, and its owner's leave, are one
 transaction, so that a process killed at any moment leaves points waiting or done and nothing between. Points of an owner that is
 dead are free again: at once where its process can be looked for, elsewhere once its heartbeat has stood still.
+
+A result carries a seal. A store from before there were seals gets the column when it is opened to write, and is read without it;
+its old results have none until they are planned anew.
 """
 
 from __future__ import annotations
@@ -26,22 +29,27 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     delete,
     func,
     insert,
+    inspect,
     select,
     update,
 )
 
+from ...search_spaces.errors import InputError
 from .grid import Point
 from .opening import alone, opened, told
 from .point import Outcome
 from .presence import machine, process, runs
+from .seal import is_sound, name_of, seal_of
 
 T = TypeVar("T")
 LEASE_S = 60.0
 """Seconds without a heartbeat after which the points of an owner on another machine are free again."""
 MANY = 500  # keys of one statement
+PAGE = 100  # rows read at once, their documents with them
 WAITING, DONE = "waiting", "done"
 
 METADATA = MetaData()
@@ -61,6 +69,7 @@ POINTS = Table(
     Column("version", Text),
     Column("seconds", Double),
     Column("ended", Text),
+    Column("seal", String(32)),  # none in results of stores from before there were seals
 )
 RUNNERS = Table(
     "paraplan_sweep_runners",
@@ -90,6 +99,9 @@ class Store:
         self.where = where
         self.name = uuid.uuid4().hex
         self._engine = opened(where, METADATA, write)
+        with told(where):
+            held = {column["name"] for column in inspect(self._engine).get_columns(POINTS.name)}
+        self._columns = [column for column in POINTS.c if column.name in held]
         self._seen: dict[str, tuple[int, float]] = {}  # beat of a runner and when it was first seen, on our clock alone
 
     def close(self) -> None:
@@ -144,13 +156,17 @@ class Store:
                 )
             }
 
-    def renew(self, keys: Iterable[str]) -> None:
-        """Lets points that are done be planned again; their old results stand until then, though no longer counted."""
+    def damaged(self, keys: Iterable[str]) -> list[str]:
+        """Which of the points hold a result that is not what was written."""
+        return [row["key"] for row in self._results(set(keys)) if not is_sound(row)]
+
+    def renew(self, points: Iterable[Point]) -> None:
+        """Lets points that have a result be planned again; the old ones stand until then, though no longer counted."""
+        again = update(POINTS).where(POINTS.c.key == bindparam("of"), POINTS.c.state != WAITING)
+        again = again.values(asked=bindparam("question"), state=WAITING, owner=None)
         with self._transaction() as connection:
-            for some in _some(keys):
-                connection.execute(
-                    update(POINTS).where(POINTS.c.key.in_(some), POINTS.c.state == DONE).values(state=WAITING, owner=None)
-                )
+            for some in _some({"of": point.key, "question": point.to_json()} for point in points):
+                connection.execute(again, some)
 
     def claim(self, keys: Sequence[str], most: int) -> list[str]:
         """Makes this process the owner of up to so many of the points, those that are free, in their order; returns which."""
@@ -179,6 +195,7 @@ class Store:
             "seconds": outcome.seconds,
             "ended": datetime.now(UTC).isoformat(" ", "seconds"),
         }
+        values["seal"] = seal_of(key, values)
         with self._transaction() as connection:
             done = connection.execute(update(POINTS).where(POINTS.c.key == key, POINTS.c.state == WAITING).values(**values))
         return bool(done.rowcount)
@@ -204,22 +221,30 @@ class Store:
         return len(dead)
 
     def stored(self, keys: Iterable[str] | None = None, documents: bool = False) -> Iterator[tuple[Stored, str]]:
-        """Points that are done with their outcomes and records, in the store's order; all of them, or those of the keys."""
-        columns = [column for column in POINTS.c if documents or column is not POINTS.c.document]
-        wanted = None if keys is None else set(keys)
-        last = -1
+        """Points that are done with their outcomes and records, in the store's order; all of them, or those of the keys.
+
+        InputError at a result that is not what was written.
+        """
+        for row in self._results(None if keys is None else set(keys)):
+            if not is_sound(row):
+                remedy = "the sweep command that asked for it plans it again; or restore a copy of the store"
+                raise InputError(f"--store {self.where}: the result of {name_of(row)} is damaged; {remedy}")
+            document = row["document"] if documents else None
+            outcome = Outcome(row["status"], row["digest"], row["seconds"], row["reason"] or "", document, row["version"])
+            yield Stored(Point.from_json(row["asked"]), outcome), row["record"]
+
+    def _results(self, wanted: set[str] | None) -> Iterator[dict[str, Any]]:
+        """Rows that hold a result, in the store's order; all, or those of the keys."""
+        names, last = [column.name for column in self._columns], -1
         while True:
+            after = select(*self._columns).where(POINTS.c.place > last, POINTS.c.state != WAITING)
             with self._transaction() as connection:
-                after = select(*columns).where(POINTS.c.place > last, POINTS.c.state == DONE).order_by(POINTS.c.place, POINTS.c.key)
-                rows = connection.execute(after.limit(MANY)).all()
+                found = connection.execute(after.order_by(POINTS.c.place, POINTS.c.key).limit(PAGE)).all()
+            rows = [dict(zip(names, row, strict=True)) for row in found]
             if not rows:
                 return
-            last = rows[-1].place
-            for row in rows:
-                if wanted is None or row.key in wanted:
-                    document = row.document if documents else None
-                    outcome = Outcome(row.status, row.digest, row.seconds, row.reason or "", document, row.version)
-                    yield Stored(Point.from_json(row.asked), outcome), row.record
+            last = rows[-1]["place"]
+            yield from (row for row in rows if wanted is None or row["key"] in wanted)
 
     def left(self) -> int:
         """Points that are not done."""

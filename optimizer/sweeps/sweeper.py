@@ -1,7 +1,7 @@
 """Runs sweeps: claims points, has them planned side by side, writes each as it ends, and waits for what others are at.
 
 A store may hold points of other sweeps; they stay as they are. What was planned before counts if it followed from the same problem,
-curves and version of paraplan; the rest, and points that failed, are planned anew.
+curves and version of paraplan and is still what was written; the rest, and points that failed, are planned anew.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run_sweep(points: Sequence[Point], folder: Path, store: Store, pool: Pool, p
     by_key = {point.key: point for point in points}
     added = store.add(points)
     stale = _stale(by_key, folder, store)
-    store.renew(stale)
+    store.renew(by_key[key] for key in stale)
     work = _Work(by_key, folder, store, pool, _Rate(len(by_key), progress))
     with _heart(store):
         try:
@@ -80,10 +80,10 @@ def run_sweep(points: Sequence[Point], folder: Path, store: Store, pool: Pool, p
 
 
 def _stale(by_key: Mapping[str, Point], folder: Path, store: Store) -> list[str]:
-    """Points whose results do not follow from what holds today."""
-    today = version("paraplan")
-    origins = store.origins(by_key)
-    return [key for key, (digest, by) in origins.items() if by != today or digest != digest_of(by_key[key], folder)]
+    """Points whose results do not follow from what holds today, or are no longer what was written."""
+    today, damaged = version("paraplan"), dict.fromkeys(store.damaged(by_key))
+    origins = {key: origin for key, origin in store.origins(by_key).items() if key not in damaged}
+    return [*damaged, *(key for key, (digest, by) in origins.items() if by != today or digest != digest_of(by_key[key], folder))]
 
 
 @dataclass

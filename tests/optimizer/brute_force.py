@@ -15,7 +15,7 @@ from itertools import combinations_with_replacement, pairwise, product
 import numpy as np
 import numpy.typing as npt
 from paraplan.cost_models.step import CostModel, same_shape
-from paraplan.optimizer.stages import best_partitions, default_cuts, partitioned_exactly
+from paraplan.optimizer.stages import best_partitions, cut_family, default_cuts, partitioned_exactly
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
 from paraplan.search_spaces.flags import parse_constraint
 from paraplan.search_spaces.inputs import load_cluster, load_stack
@@ -54,6 +54,7 @@ DEMANDED = (
     "optimizer_sharding == zero1 or pp <= 2",
     "recompute == none or micro_batch == 1",
 )
+MOVED = (0.0, 0.25, 1.0)
 BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 Named = tuple[frozenset[str], Rule]
@@ -84,7 +85,7 @@ def random_problem(seed: int) -> Problem:
 
 def tiny_problem(seed: int) -> Problem:
     """A problem that is quick to list, on up to 72 devices: inner choices fixed to a few, two thirds under limits of the user's."""
-    rng = random.Random(f"tiny {seed}")
+    rng, rng_moved = random.Random(f"tiny {seed}"), random.Random(f"moved {seed}")
     problem = random_problem(seed)
     model = random_model(rng, most_layers=4)
     stack, batch = problem.stack, rng.choice((4, 6, 8, 12, 18, 24))
@@ -92,13 +93,15 @@ def tiny_problem(seed: int) -> Problem:
     fix = {
         "recompute": rng.choice((("none",), ("none", "full"))),
         "micro_batch": rng.choice((("1",), ("1", "2"), ("2",))),
-        "offload": ("none",),
         "rank_order": rng.choice(((stack.rank_orders[-1],), stack.rank_orders)),
         "cp_type": (stack.cp_types[0],),
         "optimizer_sharding": tuple(sorted(rng.sample(shardings, min(2, len(shardings))))),
     } | ({"etp": ("1",)} if model.is_moe and rng.random() < 0.7 else {})
+    shares = (0.0, rng_moved.choice(MOVED)) if stack.activation_offload else (0.0,)
+    fix |= {} if any(shares) else {"offload": ("none",)}
     forbid = tuple(rng.sample(FORBIDDEN, rng.choice((0, 0, 1)))) + parse_constraint(rng.sample(DEMANDED, rng.choice((0, 1, 1))))
-    workload = problem.workload.model_copy(update={"global_batch": batch, "fix": fix, "forbid": tuple(dict.fromkeys(forbid))})
+    limits = {"fix": fix, "forbid": tuple(dict.fromkeys(forbid)), "activation_shares": tuple(sorted(set(shares)))}
+    workload = problem.workload.model_copy(update={"global_batch": batch, **limits})
     devices = rng.choice((1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 24, 36, 48, 72))
     return problem.model_copy(update={"model": model, "devices": devices, "workload": workload})
 
@@ -300,7 +303,7 @@ def _sharings(problem: Problem) -> Iterator[dict[str, int]]:
     for cp_type, sharding, offload, order in product(
         [c for c in stack.cp_types if c in ("p2p", "allgather", "a2a")],
         shardings(problem),
-        fix.get("offload", ("none", "optimizer:1") if stack.optimizer_offload else ("none",)),
+        fix.get("offload", offloads(problem)),
         stack.rank_orders,
     ):
         code, hsdp = parse_sharding(sharding)
@@ -355,6 +358,12 @@ def shardings(problem: Problem) -> list[str]:
     offered = problem.stack.optimizer_shardings
     sizes = {size for size in problem.cluster.allocated_sizes(problem.devices)[:-1] if 1 < size < problem.devices}
     return [name for name in offered if name != "hsdp"] + [f"hsdp:{size}" for size in sorted(sizes) if "hsdp" in offered]
+
+
+def offloads(problem: Problem) -> list[str]:
+    """All optimizer states or none, where the stack moves them, with every share of activations that the problem lets go."""
+    states = (0, 1) if problem.stack.optimizer_offload else (0,)
+    return [offload_text(whole, share) for whole in states for share in problem.workload.activation_shares]
 
 
 def _bare_ends(problem: Problem, vpp: int) -> tuple[bool, bool]:
@@ -433,7 +442,8 @@ def chosen_by_frame(model: CostModel, layouts: list[Layout], top: int) -> list[f
     """Least step time of the `top` frames when their layouts are cut as the space says, fastest first; frames that fit nowhere are
     left out.
 
-    1F1B by `best_partitions` under the device's memory where the stack can be told cuts, anything else by the one cut of its rule.
+    1F1B by `best_partitions` under the device's memory where the stack can be told cuts, anything else by the fastest of the
+    search's family.
     """
     problem, table = model.problem, LayoutTable.from_layouts(layouts)
     rows, step_s = model.rows(table), np.full(len(layouts), np.inf)
@@ -479,7 +489,7 @@ def price_everything(problem: Problem, model: CostModel, layouts: list[Layout]) 
 
 
 def partitions(problem: Problem, model: CostModel, table: LayoutTable) -> Iterator[tuple[np.ndarray, list[Split]]]:
-    """Every contiguous cut for 1F1B on stacks that can be told one; otherwise the one cut of the rule."""
+    """Every contiguous cut for 1F1B on stacks that can be told one; otherwise the search's family."""
     layers, blocks = problem.model.num_layers, len(model.blocks)
     for rows in same_shape(table):
         pp, vpp, schedule = (int(getattr(table, name)[rows[0]]) for name in ("pp", "vpp", "schedule"))
@@ -489,7 +499,7 @@ def partitions(problem: Problem, model: CostModel, table: LayoutTable) -> Iterat
         elif SCHEDULES[schedule] == "1f1b":
             cuts = legal_cuts(problem, pp)
         else:
-            for row, each in zip(rows, default_cuts(model, model.rows(table.take(rows))).tolist(), strict=True):
-                yield np.array([row]), [Split(pp, vpp, tuple(each), SCHEDULES[schedule] in ("zb-v", "dualpipev"))]
+            for row, ways in zip(rows, cut_family(model, model.rows(table.take(rows))).tolist(), strict=True):
+                yield np.array([row]), [Split(pp, vpp, tuple(each), SCHEDULES[schedule] in ("zb-v", "dualpipev")) for each in ways]
             continue
         yield rows, [Split(pp, vpp, each) for each in cuts]

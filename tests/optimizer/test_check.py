@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from paraplan.optimizer import check as check_from_library
 from paraplan.optimizer.checking.checker import Checked, check
+from paraplan.optimizer.checking.tolerance import judge
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.readers import read_text
 from paraplan.optimizer.reports import wording
@@ -52,6 +53,30 @@ def test_a_job_that_asks_for_more_than_it_has() -> None:
         assert grid["tp"] * grid["pp"] * grid["dp"] == 128
         assert grid["tp"] <= 32
     assert found.nearest[0] == ("tensor_parallel: 4",)
+
+
+def test_a_jobs_own_spellings_are_read_or_listed() -> None:
+    """Resources in the plural, times with their unit apart, stores by name; a misspelling is listed, and told beside the degree."""
+    text = (
+        "task:\n"
+        "  resources: {supernode: 4, accelerator_per_node: 32}\n"
+        "  strategy: {tensor_paralel: 8, pipeline_parallel: 4, data_parallel: 8}\n"
+        "  fault_tolerance:\n"
+        "    checkpoint_interval: 30\n"
+        "    checkpoint_interval_unit: min\n"
+        "    checkpoint_save_time: 90\n"
+        "    state_store: {primary: file:///dev/shm/states}\n"
+        "    max_restarts: 3\n"
+    )
+    read = read_text(text, "job.yaml")
+    assert read.devices == 128 and read.degrees["tp"] == 1
+    assert any("strategy.tensor_paralel is not known" in line for line in read.assumptions)
+    assert read.unknown == ("strategy.tensor_paralel = 8", "fault_tolerance.max_restarts = 3")
+    given = read.fault_tolerance
+    assert given is not None and given.checkpoint_interval == "30 min"
+    found = judge(given, None, None, None, None, None)
+    assert [each.rule for each in found.broken] == ["F001", "F002"]
+    assert "checkpoint_save_time 90 has no unit" in found.broken[0].sentence
 
 
 def test_each_nearest_change_is_legal_when_made() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
+from paraplan.search_spaces.inputs import load_stack
 from paraplan.search_spaces.model import Attention, DenseMlp, LayerKind, ModelSpec
 
-from .check_samples import LLAMA_7B, LLAMA_70B, checked, legal, rules, states, terms
+from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, legal, rules, states, terms
 
 SHARDED_ONLY = {"use-distributed-optimizer": True}
 SHARDED = {**SHARDED_ONLY, "sequence-parallel": True}
@@ -244,6 +245,64 @@ def test_interleaving_with_few_micro_batches() -> None:
     assert {"global_batch": 6} in found.nearest_columns
 
 
+@pytest.mark.parametrize(("batch", "group", "broken"), [(10, 5, set()), (10, 0, {"C030a"}), (11, 5, {"C030a"}), (14, 5, set())])
+def test_interleaving_in_groups(batch: int, group: int, broken: set[str]) -> None:
+    """A group of five on four stages: two whole ones, or a third of four; one micro-batch left over would not fill the stages."""
+    flag = f"--microbatch-group-size-per-virtual-pipeline-stage {group}" if group else ""
+    values = {"tp": 2, "pp": 4, "vpp": 2, "gbs": batch, "mbs": 1, "seq": 2048, **SHARDED}
+    found = checked(f"{LLAMA_7B} {flag}", world=8, options={"cluster": "hgx-h100"}, **values)
+    assert rules(found) == broken and not found.unknown
+    if not broken:
+        assert found.priced is not None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--recompute-in-bubble", ()),
+        ("--recompute-in-bubble --recompute-granularity full --recompute-method block --recompute-num-layers 3", ("layers 3 out",)),
+        ("--recompute-in-bubble --recompute-in-advance", ("--recompute-in-advance", "--recompute-num-layers")),
+        ("--recompute-in-bubble --swap-attention --no-overlap-p2p-communication", ("--no-overlap-p2p", "--swap-attention")),
+        ("--recompute-in-advance --recompute-granularity full --recompute-method block --recompute-num-layers 1", ()),
+        ("--recompute-in-advance --recompute-granularity full --recompute-method uniform --recompute-num-layers 1", ("block",)),
+        ("--recompute-in-advance --optimize-send-recv-comm", ("--optimize-send-recv-comm", "--recompute-num-layers")),
+    ],
+)
+def test_recompute_apart_from_backward_passes(flags: str, said: tuple[str, ...]) -> None:
+    """C076; MindSpeed takes it with interleaved chunks only, told as layers of each."""
+    values = {"pp": 4, "gbs": 16, "mbs": 1, "layers": 32, "heads": 32, "seq": 2048}
+    found = checked(f"{flags} --num-layers-per-virtual-pipeline-stage 4", form="mindspeed-llm", world=4, **values)
+    sentences = [each.sentence for each in found.broken if each.rule == "C076"]
+    assert len(sentences) == len(said) and all(any(word in text for text in sentences) for word in said), sentences
+    plain = checked(flags, form="mindspeed-llm", world=4, **values)
+    assert any(each.rule == "C076" and "needs pp > 1" in each.sentence for each in plain.broken)
+
+
+def test_recompute_before_the_gradient_narrows_the_bubble() -> None:
+    """Chunks of one layer: what waits for a gradient is the backward alone. In chunks of two MindSpeed turns it off."""
+    values = {"tp": 2, "pp": 4, "gbs": 8, "mbs": 1, "seq": 2048, **SHARDED}
+    flags = "--recompute-granularity full --recompute-method block --recompute-num-layers"
+
+    def bubble(depth: int, more: str = "") -> float:
+        text = f"{LLAMA_7B} {flags} {depth} --num-layers-per-virtual-pipeline-stage {depth} {more}"
+        found = checked(text, form="mindspeed-llm", world=8, options={"cluster": "atlas-800t-a2"}, **values)
+        assert found.priced is not None and not found.broken
+        return float(found.priced.breakdown_s["bubble"])
+
+    assert 0.0 < bubble(1, "--recompute-in-advance") < 0.9 * bubble(1)
+    assert bubble(2, "--recompute-in-advance") == pytest.approx(bubble(2), rel=1e-9)
+
+
+@pytest.mark.parametrize("flag", ["", "--overlap-moe-expert-parallel-comm"])
+def test_paired_passes_hide_the_exchange_of_tokens(flag: str) -> None:
+    values = {"pp": 2, "vpp": 2, "ep": 4, "gbs": 32, "mbs": 1, "seq": 4096, **SHARDED_ONLY}
+    text = f"{QWEN3_30B} --moe-token-dispatcher-type alltoall {flag}"
+    found = checked(text, world=8, options={"cluster": "hgx-h200"}, **values)
+    assert found.priced is not None
+    hidden = found.priced.layout.overlap.get("ep", 0.0)
+    assert hidden == (load_stack("megatron-bridge-ep-overlap").overlap.ep if flag else 0.0)
+
+
 @pytest.mark.parametrize(
     ("schedule", "pp", "count", "broken"),
     [
@@ -320,8 +379,6 @@ QWEN3_600M = (
 @pytest.mark.parametrize(("options", "parameters"), [(QWEN3_30B, 30.53e9), (QWEN3_600M, 596e6), (LLAMA_7B, 6.74e9)])
 def test_sizes_of_models_in_options(options: str, parameters: float) -> None:
     """Experts have their own width, heads their own size."""
-    from .check_samples import job
-
     spec = job(options).model
     assert spec is not None
     assert spec.parameters() == pytest.approx(parameters, rel=2e-3)
@@ -351,6 +408,56 @@ def test_7b_on_40_gb_without_sharding(seq: int) -> None:
     assert checked(LLAMA_7B, world=8, tp=2, mbs=1, gbs=8, seq=seq, **SHARDED, options=on).ok
 
 
+def test_full_recompute_computes_four_passes_for_three() -> None:
+    """296.5 TFLOP/s of useful work on TP 8 · PP 8 · DP 2 are 395 of computed: 4/3, which closes the gap to a run without."""
+    whole = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 5}
+    values = {"tp": 8, "pp": 8, "mbs": 1, "gbs": 512, "seq": 4096, **SHARDED}
+    found = checked(LLAMA_70B, world=128, options=H100, **values, **whole)
+    assert found.priced is not None and found.priced.hfu / found.priced.mfu == pytest.approx(4 / 3, rel=0.02)
+
+
+DEEPSEEK_OF_14_LAYERS = (
+    "--num-layers 14 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --multi-latent-attention "
+    "--q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 --num-experts 256 "
+    "--moe-router-topk 8 --moe-ffn-hidden-size 2048 --moe-shared-expert-intermediate-size 2048 --mtp-num-layers 1 --swiglu "
+    "--disable-bias-linear --qk-layernorm --untie-embeddings-and-output-weights --normalization RMSNorm "
+    "--position-embedding-type rope --padded-vocab-size 129280 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
+)
+
+
+def test_what_full_recompute_trades_on_a_deepseek_of_14_layers() -> None:
+    """Measured on 64 H100: 225.1 and 184.2 TFLOP/s a device, 0.82 of the speed (four passes for three would be 0.75) for 0.88 of
+    the peak: most of it is states."""
+    hidden = {"overlap-grad-reduce": True, "overlap-param-gather": True, **SHARDED_ONLY}
+    values = {"tp": 1, "pp": 4, "ep": 16, "mbs": 1, "gbs": 256, "seq": 2048, "layout": "'Ett|(tt|)*6mL'", **hidden}
+    whole = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    bare, redone = (checked(DEEPSEEK_OF_14_LAYERS, world=64, options=H100, **values, **more).priced for more in ({}, whole))
+    assert bare is not None and redone is not None
+    assert bare.model_tflops_per_device == pytest.approx(225.1, rel=0.15)
+    assert redone.model_tflops_per_device == pytest.approx(184.2, rel=0.15)
+    assert bare.step_time_s / redone.step_time_s == pytest.approx(0.818, rel=0.15)
+    assert redone.memory.peak_gib / bare.memory.peak_gib == pytest.approx(0.876, rel=0.15)
+
+
+def test_two_48_gb_cards_hold_states_of_6b_weights_at_most() -> None:
+    """16 bytes · 6e9 / PP 2 = 48 GB without any sharding, before activations."""
+    sizes = "--num-layers 32 --hidden-size 3968 --num-attention-heads 31 --vocab-size 50257 --use-cpu-initialization"
+    found = checked(sizes, world=2, pp=2, mbs=1, gbs=2, seq=1024, fp16=True, options={"cluster": "hgx-b200"})
+    spec = job(sizes).model
+    assert spec is not None and spec.parameters() == pytest.approx(6.26e9, rel=0.02)
+    assert states(found) * 2**30 > 48e9
+
+
+def test_stages_of_one_layer_differ_by_embedding_and_head() -> None:
+    """What the first and the last stage hold more is V·h at the bytes of a weight's states; the fullest stage is one of them."""
+    sizes = "--num-layers 4 --hidden-size 2048 --num-attention-heads 16 --vocab-size 50304 --untie-embeddings-and-output-weights"
+    found = checked(sizes, world=4, pp=4, mbs=1, gbs=4, seq=1024, options={"cluster": "hgx-b200"})
+    assert found.fit is not None and found.fit.stage in (0, 3)
+    held = [states(found, stage) for stage in range(4)]
+    table = 50304 * 2048 * 18 / 2**30
+    assert held[0] - held[1] == pytest.approx(table, rel=0.06) and held[3] - held[2] == pytest.approx(table, rel=0.06)
+
+
 def test_the_same_layout_on_more_devices() -> None:
     """TP 2 at micro-batch 4: on 2 devices nothing shares the optimizer, on 4 two replicas do."""
     values = {"tp": 2, "mbs": 4, "gbs": 8, "seq": 4096, **SHARDED}
@@ -372,6 +479,18 @@ def test_ep_does_not_divide_activations() -> None:
     values = {"etp": 1, "mbs": 1, "gbs": 64, "seq": 4096, "use-distributed-optimizer": True}
     two, eight = (checked(QWEN3_30B, world=64, ep=ep, options={"cluster": "hgx-b200"}, **values) for ep in (2, 8))
     assert terms(two)["activations"] == pytest.approx(terms(eight)["activations"])
+
+
+def test_tp_halves_activations_whatever_etp() -> None:
+    """With sequence parallelism every token's activations lie on one rank of TP. Experts split over ETP hold as much within
+    themselves, of more tokens; their inputs, top-k of h each, are gathered over ETP, here 1.1 times as many on the fullest rank."""
+    values = {"ep": 2, "mbs": 1, "gbs": 64, "seq": 4096, **SHARDED}
+    once, half, split = (
+        terms(checked(QWEN3_30B, world=64, tp=tp, etp=etp, options={"cluster": "hgx-b200"}, **values))["activations"]
+        for tp, etp in ((1, 1), (2, 1), (2, 2))
+    )
+    assert half == pytest.approx(once / 2, rel=0.02)
+    assert split - half == pytest.approx(48 * 1.1 * 8 * 2048 * 2048 * 2 / 2**30, rel=0.01)
 
 
 def test_first_stage_holds_twice_the_micro_batches_of_the_last() -> None:

@@ -319,6 +319,17 @@ def test_the_stages_of_a_recipe_are_not_judged() -> None:
     assert any(said.startswith("C060 needs the stages") for said in found.not_judged)
 
 
+def test_what_a_recipe_may_set_is_not_broken_by_its_absence() -> None:
+    """Of 256 devices with TP 2, 64 sequences leave half without any: unless the recipe has CP 8, as those of long ones do."""
+    text = RECIPE.format("llama31_70b_sft_config") + "train.global_batch_size=64 "
+    open_, told = (
+        check(read_text(text + more, "job", devices=256), best=False)
+        for more in ("", "model.context_parallel_size=1 model.pipeline_model_parallel_size=1")
+    )
+    assert not open_.broken and any(said.startswith("C029 needs cp, pp, which recipe") for said in open_.not_judged)
+    assert "C029" in {each.rule for each in told.broken}
+
+
 def test_a_recipe_is_known_by_its_name_without_dots() -> None:
     text = RECIPE.format("llama31_70b_pretrain_config") + "model.pipeline_model_parallel_size=4"
     assert read_text(text, "job").model_name == "llama-3.1-70b"

@@ -11,6 +11,7 @@ from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.planner import evaluate
 from paraplan.optimizer.readers import read_text
 from paraplan.optimizer.result import Plan
+from paraplan.optimizer.step_timeline import step_timeline
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Layout, Split
 
@@ -91,3 +92,47 @@ def test_export_is_read_back(
     same = 0.02 if model.startswith("gpt-oss") else 1e-6
     assert found.priced.step_time_s == pytest.approx(plan.plan.step_time_s, rel=same)
     assert found.priced.memory.peak_gib == pytest.approx(plan.plan.memory.peak_gib, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("framework", "cluster", "said"),
+    [
+        ("megatron-lm", "hgx-h100", "--microbatch-group-size-per-virtual-pipeline-stage 6"),
+        ("mindspeed-llm", "atlas-800t-a2", "--microbatch-group-size-per-virtual-pipeline-stage 6"),
+        ("megatron-bridge", "hgx-h100", "microbatch_group_size_per_vp_stage=6"),
+    ],
+)
+def test_groups_of_micro_batches_are_read_back(framework: str, cluster: str, said: str) -> None:
+    """16 micro-batches on four stages in groups of six, six and four: what the stack is asked for, and what it costs."""
+    problem = build_problem("llama-3.1-8b", cluster, 8, 16, 4096, framework=framework)
+    problem = problem.model_copy(update={"stack": problem.stack.model_copy(update={"microbatch_group": 6})})
+    priced, broken = evaluate(problem, complete(problem, parse_layout("tp=2,pp=4,vpp=2,schedule=interleaved")))
+    assert not broken and priced.step_time_s == pytest.approx(priced.simulated_step_time_s, rel=1e-9)
+    step = step_timeline(problem, priced.layout)
+    assert step.pipeline.schedule.in_flight(0) == 2 * 3 + 6 + 1  # forwards up to the first backward
+    for stage, told in enumerate(priced.memory.stages):
+        assert step.memory_gib(stage)[1].max() == pytest.approx(told.peak_gib, rel=0.01)
+    plan = sample_plan().model_copy(update={"problem": problem, "plan": priced, "alternatives": ()})
+    name, text = next((name, text) for name, text in render(plan, framework).items() if said in text)
+    found = check(read_text(text, name), problem.model, cluster=cluster, devices=8, best=False)
+    assert found.legal and found.priced is not None and not found.unknown
+    assert found.priced.step_time_s == pytest.approx(priced.step_time_s, rel=1e-6)
+    assert found.priced.memory.peak_gib == pytest.approx(priced.memory.peak_gib, rel=1e-6)
+
+
+def test_recompute_ahead_of_the_gradient_is_read_back() -> None:
+    """32 layers in chunks of one; a stack that waits for the gradient takes longer."""
+    asked = build_problem("llama-3.1-8b", "atlas-800t-a2", 8, 8, 4096, framework="mindspeed-llm")
+    ahead = asked.model_copy(update={"stack": asked.stack.model_copy(update={"recompute_ahead": True})})
+    layout = complete(ahead, parse_layout("tp=2,pp=4,vpp=8,schedule=interleaved,recompute=full"))
+    stages = Split(4, 8, tuple(range(33))).stages(32, "full")
+    layout = layout.model_copy(update={"stages": stages})
+    (priced, broken), (waiting, _) = (evaluate(problem, layout) for problem in (ahead, asked))
+    assert not broken and priced.step_time_s == pytest.approx(priced.simulated_step_time_s, rel=1e-9)
+    assert priced.step_time_s < waiting.step_time_s * 0.999
+    plan = sample_plan().model_copy(update={"problem": ahead, "plan": priced, "alternatives": ()})
+    script = next(text for name, text in render(plan, "mindspeed-llm").items() if name.endswith(".sh"))
+    assert "--recompute-in-advance" in script
+    found = check(read_text(script, "exported.sh"), ahead.model, cluster="atlas-800t-a2", best=False)
+    assert found.legal and found.priced is not None, (found.broken, found.unpriced)
+    assert found.priced.step_time_s == pytest.approx(priced.step_time_s, rel=1e-6)

@@ -156,9 +156,10 @@ def test_a_walk_only_goes_downhill_and_stays_legal() -> None:
         return np.array([step_seconds(chunking, chunking.held(each)[:, None, :]) for each in cuts.tolist()])
 
     start = (*range(chunks), blocks)
-    way = walked(chunking.cutting, start, price, lambda cuts: 0.9 * price(cuts))
-    steps = price(np.array(way))
+    found = walked(chunking.cutting, start, float(price(np.array([start]))[0]), price, lambda cuts: 0.9 * price(cuts))
+    way, steps = [cuts for cuts, _ in found], price(np.array([cuts for cuts, _ in found]))
     assert way[0] == start
+    np.testing.assert_array_equal([step_s for _, step_s in found], steps)
     assert (np.diff(steps) < 0).all()
     assert all((np.diff(cuts) >= chunking.cutting.least).all() and cuts[0] == 0 and cuts[-1] == blocks for cuts in way)
     best = best_chunks(chunking)

@@ -138,8 +138,8 @@ def test_splits_of_one_table_may_tell_depths_or_not() -> None:
     assert both.step_time_s.tolist() == pytest.approx(each, rel=1e-12) and np.ptp(each) > 0
 
 
-@pytest.mark.parametrize("words", ["tp=8,pp=4", "tp=8,pp=4,vpp=2"])
-def test_choices_that_layers_make_for_themselves_cost_what_they_cost_all(words: str) -> None:
+@pytest.mark.parametrize(("words", "mixed"), [("tp=8,pp=4", True), ("tp=8,pp=4,vpp=2", False)])
+def test_choices_that_layers_make_for_themselves_cost_what_they_cost_all(words: str, mixed: bool) -> None:
     """All layers under one of the choices take the layout's own price, and CP-SAT's mixture takes no longer than any that fits."""
     problem = build_problem("llama-3.1-70b", "hgx-h100", 64, 64, 4096, "megatron-lm")
     model, plain = CostModel(problem), layout_of(problem, words)
@@ -148,18 +148,19 @@ def test_choices_that_layers_make_for_themselves_cost_what_they_cost_all(words: 
     layouts = [plain.model_copy(update=choice) for choice in choices]
     chunking = opened(model, layouts)
     priced = model.price(LayoutTable.from_layouts(layouts))
-    for place in range(len(layouts)):
-        counts = np.zeros((len(chunking.running), len(layouts), chunking.chunks), dtype=np.int64)
+    alike = np.zeros((len(layouts), len(chunking.running), len(layouts), chunking.chunks), dtype=np.int64)
+    for place, counts in enumerate(alike):
         counts[:, place] = chunking.held(stages.cuts)
         step_s = step_seconds(chunking, counts) + model.problem.stack.step_overhead_s.value
         assert step_s == pytest.approx(priced.step_time_s[place], rel=1e-9)
         # Ends and the largest transient are those of one choice, and what a stage holds of unequal chunks is their mean.
         assert stage_bytes(chunking, counts).max() == pytest.approx(priced.peak_bytes[place], rel=6e-3)
     leanest = float(np.sort(priced.peak_bytes)[:2].mean())
-    found = best_chunks(replace(chunking, limit_bytes=leanest), seconds=2.0)
-    assert found is not None and len(set(np.nonzero(found.counts.sum(axis=(0, 2)))[0])) > 1
-    fits = priced.peak_bytes <= leanest
-    assert found.step_s + model.problem.stack.step_overhead_s.value < priced.step_time_s[fits].min()
+    found = best_chunks(replace(chunking, limit_bytes=leanest), list(alike), seconds=2.0)
+    assert found is not None
+    fastest_s = priced.step_time_s[priced.peak_bytes <= leanest].min()
+    assert found.step_s + model.problem.stack.step_overhead_s.value <= fastest_s * (1.0 - 1e-3 * mixed) + 1e-9
+    assert not mixed or len(set(np.nonzero(found.counts.sum(axis=(0, 2)))[0])) > 1
 
 
 def test_depths_are_made_less_wherever_memory_leaves_room() -> None:

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.expert_loads import ExpertLoads, imbalance_by_ep, read_loads, read_pairs
-from paraplan.optimizer.expert_placement import ExpertPlacement, expert_site
+from paraplan.optimizer.expert_placement import ExpertPlacement, expert_site, place_experts
 from paraplan.optimizer.imbalance_steps import STEPS_AT, steps_at
 from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.reports.experts import render_experts
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import build_problem, load_cluster
 from paraplan.search_spaces.layout import Layout, Problem
+from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the sample lies beside them
 from sample_plan import sample_layout, sample_plan
@@ -102,7 +104,9 @@ def test_command_places_prices_and_writes_the_map(
             assert [physical[place] for place in there] == [expert] * count[expert]
             assert len({place // 5 for place in there}) == len(there)  # copies on different ranks
     for layer in found.layers:
-        assert layer.bound <= layer.placed <= layer.longest_first <= layer.today
+        assert layer.bound <= layer.placed <= min(layer.longest_first, layer.balanced)
+        assert max(layer.longest_first, layer.balanced) <= min(layer.today, layer.round_robin)
+        assert layer.ungrouped is None  # the model has no routing groups
         assert layer.worst_window is not None
         assert layer.worst_window >= layer.placed
     times = {step.of: step.step_time_s for step in found.steps}
@@ -122,6 +126,64 @@ def test_step_time_rises_with_the_imbalance_and_is_the_plans_own() -> None:
     assert own.imbalance == problem.workload.expert_imbalance > 1.0  # the default is not perfect balance
     assert own.step_time_s == pytest.approx(priced.step_time_s, rel=1e-9)
     assert any("times the mean of routed tokens" in sentence for sentence in problem.assumptions)
+
+
+def test_tokens_that_cross_less_are_priced_where_each_is_sent_once() -> None:
+    """Half the copies between supernodes halve what EP sends there and leave what it sends inside; copies sent alone all cross."""
+    problem = small_problem()
+
+    def at(dispatcher: str, crossing: float) -> Problem:
+        stack = problem.stack.model_copy(update={"moe_dispatcher": dispatcher})
+        workload = problem.workload.model_copy(update={"expert_crossing": crossing})
+        return problem.model_copy(update={"stack": stack, "workload": workload})
+
+    once, less = (evaluate(at("flex", crossing), LAYOUT)[0] for crossing in (1.0, 0.5))
+    alone, still = (evaluate(at("alltoall", crossing), LAYOUT)[0] for crossing in (1.0, 0.5))
+    assert less.traffic_gib["scale-out"]["ep"] == pytest.approx(0.5 * once.traffic_gib["scale-out"]["ep"])
+    assert less.traffic_gib["server"]["ep"] == pytest.approx(once.traffic_gib["server"]["ep"])
+    assert less.breakdown_s["ep"] < once.breakdown_s["ep"]
+    assert still.step_time_s == alone.step_time_s
+    whole, part = (steps_at(at("flex", 1.0), once.layout, {1.2: "placed"}, crossings={"placed": share}) for share in (1.0, 0.5))
+    own, placed = whole
+    assert (own.imbalance, placed.imbalance) == (1.1, 1.2)
+    assert part[0] == own
+    assert part[1].step_time_s < placed.step_time_s
+
+
+def test_co_activation_with_copies_says_what_crosses(
+    files: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Expert e and e + 64 are chosen together; they come into one server, copies and all."""
+    lines = [f"{layer},{e},{e + 64},1000" for layer in (2, 4) for e in range(64)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["layer,expert,expert,count", *lines]) + "\n", encoding="utf-8")
+    asked = [*files(), "--redundant", "32", "--co-activation", str(tmp_path / "pairs.csv")]
+    assert main([*asked, "--json"]) == 0
+    found = ExpertPlacement.model_validate_json(capsys.readouterr().out)
+    assert all(layer.today_apart == 1.0 for layer in found.layers)
+    assert all(layer.apart is not None and layer.apart < 0.3 for layer in found.layers)
+    assert found.across < found.today_across
+    assert found.across == pytest.approx(np.mean([layer.across for layer in found.layers]))
+    assert any("in the price as much crosses supernodes wherever experts sit" in said for said in found.assumptions)
+    render_experts(found, Console(width=100))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "round-robin" in out
+    assert "of the pairs of experts that a token chose 100.0 % are apart today" in out
+
+
+def test_what_keeping_routing_groups_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = build_problem("deepseek-v3", "hgx-h800", 2048, 15360, 4096)
+    loads = ExpertLoads({3: 1e6 / (1.0 + np.random.default_rng(0).permutation(256))[None, :] ** 0.6})
+    found = place_experts(problem, Layout(tp=1, pp=16, dp=128, ep=64, edp=2, num_microbatches=120), loads, redundant=64)
+    (layer,) = found.layers
+    assert found.groups_kept == 8
+    assert layer.ungrouped is not None
+    assert layer.ungrouped <= layer.longest_first < layer.bound <= layer.placed
+    assert layer.ungrouped_across is not None
+    assert layer.ungrouped_across > layer.across  # what the groups are there for
+    render_experts(found, Console(width=100))
+    out = " ".join(capsys.readouterr().out.split())
+    cost = layer.placed / layer.ungrouped - 1.0
+    assert f"Keeping routing groups together leaves the fullest rank {100 * cost:.1f} % more than it need have" in out
 
 
 def test_a_plan_shows_its_step_time_over_the_imbalance() -> None:

@@ -59,7 +59,7 @@ def test_a_cluster_without_its_supernode() -> None:
     cluster = claims.load_cluster("cloudmatrix-384")
     flat = claims.without_supernode(cluster)
     assert [level.name for level in flat.levels] == ["package", "server", "scale-out"] and flat.supernode == "server"
-    assert flat.levels[-1] == cluster.levels[-1]
+    assert flat.levels[-1] == cluster.levels[-1] and flat.pool is None
 
 
 def test_the_arithmetic_claims_are_told() -> None:

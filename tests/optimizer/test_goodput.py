@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from paraplan.cost_models.memory import GIB
 from paraplan.cost_models.profile import load_profile
+from paraplan.cost_models.reliability import server_size
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.aims import parse_aims
 from paraplan.optimizer.cli import main
@@ -38,20 +39,28 @@ def failing(problem: Problem, host_bytes_per_s: float | None = None, **rates: fl
 
 
 def effective_s(problem: Problem, priced: PricedLayout, per_year: float, restart_s: float) -> float:
-    """Step over goodput by Daly's equation 20, minimised by trying intervals one after another."""
+    """Step over goodput by Daly's equation 20, minimised by trying intervals one after another.
+
+    The failed device's server has lost its copies, an equal share of all, which come from the storage while the others are read
+    from the hosts; a supernode's pool keeps them.
+    """
     cluster, model = problem.cluster, problem.model
     assert cluster.storage is not None
+    memory, server = cluster.pool or cluster.host_link, 0 if cluster.pool else server_size(cluster)
     mtbf = YEAR / per_year / priced.devices_used
     whole = (2 + problem.stack.optimizer_bytes) * model.parameters(mtp=True)
     terms = [stage.terms_gib for stage in priced.memory.stages]
     resident = max(each.get("weights", 0.0) + each.get("optimizer", 0.0) for each in terms) * GIB
     assert priced.layout.offload == "none"
-    save = resident / cluster.host_link.bandwidth_bytes_per_s.value
+    save = resident / memory.bandwidth_bytes_per_s.value
     drain = whole / cluster.storage.bandwidth_bytes_per_s.value / priced.devices_used
-    back = restart_s + drain + resident / cluster.levels[-1].bandwidth_bytes_per_s.value
+    stands = 2 * resident <= memory.memory_bytes_per_device.value
+    read = min(drain, max(save, drain * min(1.0, server / priced.devices_used))) if stands else drain
+    back = restart_s + read + resident / cluster.levels[-1].bandwidth_bytes_per_s.value
     intervals = np.maximum(drain, mtbf * np.geomspace(1e-5, 10.0, 2000))
     stretch = float((mtbf * np.expm1((intervals + save) / mtbf) / intervals).min())
-    return priced.step_time_s * stretch * math.exp((back + drain) / mtbf)
+    exposed = 0.0 if stands and cluster.pool else drain
+    return priced.step_time_s * stretch * math.exp((back + exposed) / mtbf)
 
 
 def small_problem(seed: int) -> Problem:

@@ -21,7 +21,7 @@ from paraplan.optimizer.pareto import Archive, Job, Point, device_counts, device
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.comparison import beyond_supernode
 from paraplan.optimizer.result import Plan
-from paraplan.optimizer.stages import balanced_cuts, partitioned_exactly
+from paraplan.optimizer.stages import balanced_cuts, default_cuts, partitioned_exactly
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem, load_cluster
@@ -54,15 +54,18 @@ def small_problems(group: int) -> list[tuple[Problem, Priced]]:
 
 
 def starting_rows(problem: Problem, priced: Priced, model: CostModel) -> list[int]:
-    """The row of every layout under the split that stands for it: the balanced one if that fits, else the fastest that does."""
+    """The row of every layout under the split that stands for it: the balanced one if that fits, else the fastest that does; where
+    it is not cut exactly the one that the search gives it.
+    """
     found, table = [], LayoutTable.from_layouts(priced.layouts)
     free = partitioned_exactly(problem, table)
     for members in same_shape(table):
-        balanced = balanced_cuts(model, model.rows(table.take(members)), int((table.pp * table.vpp)[members[0]]))
-        for number, cuts in zip(members, balanced.tolist(), strict=True):
+        rows = model.rows(table.take(members))
+        begun = balanced_cuts(model, rows, int(table.pp[members[0]])) if free[members[0]] else default_cuts(model, rows)
+        for number, cuts in zip(members, begun.tolist(), strict=True):
             mine = np.nonzero(priced.owner == number)[0]
             own = [priced.table.splits[int(priced.table.split[row])].cuts for row in mine]
-            start = mine[own.index(tuple(cuts)) if free[number] else 0]
+            start = mine[own.index(tuple(cuts))]
             fitting = mine[priced.peak_bytes[mine] <= model.usable_bytes]
             if priced.peak_bytes[start] <= model.usable_bytes:
                 found.append(int(start))

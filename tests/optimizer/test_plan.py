@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from paraplan.cost_models.step import CostModel
+from paraplan.optimizer.layout_words import complete
 from paraplan.optimizer.planner import evaluate, plan
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.search import Search
@@ -175,6 +178,28 @@ def test_a_schedule_that_cannot_run_is_refused_before_it_is_priced(layout: dict[
     with pytest.raises(Infeasible) as caught:
         evaluate(problem, Layout(**{"pp": 4, "dp": 4, "num_microbatches": 16, "sequence_parallel": False} | layout))
     assert any(words in reason for reason in caught.value.reasons)
+
+
+SIZES = {
+    **{name: st.sampled_from(("1", "2", "3", "4")) for name in ("tp", "cp", "etp", "micro_batch")},
+    "ep": st.sampled_from(("1", "2", "3", "8", "16")),
+    "pp": st.sampled_from(("1", "2", "4")),
+    "vpp": st.sampled_from(("1", "1", "3")),
+}
+
+
+@given(sizes=st.fixed_dictionaries(SIZES))
+@settings(max_examples=80, deadline=None)
+@pytest.mark.filterwarnings("error")
+def test_any_layout_is_priced_or_refused_in_words(sizes: dict[str, str]) -> None:
+    """Whatever a person writes down: a finite step with the rules that it breaks, or why there is nothing to price."""
+    problem = build_problem("qwen3-30b-a3b", "hgx-h100", 24, 48, 4096)
+    try:
+        priced, _ = evaluate(problem, complete(problem, sizes))
+    except Infeasible as refused:
+        assert refused.reasons
+        return
+    assert np.isfinite(priced.step_time_s) and priced.step_time_s > 0.0 and 0.0 < priced.mfu < 1.0
 
 
 def test_questions_without_an_answer() -> None:

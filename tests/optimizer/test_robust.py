@@ -9,13 +9,14 @@ import pytest
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.incumbent import Setting, searched
+from paraplan.optimizer.incumbent import Setting, searched, times_s
 from paraplan.optimizer.planner import evaluate, plan
 from paraplan.optimizer.result import Robust
 from paraplan.optimizer.robust import Compared, compare
 from paraplan.optimizer.scenarios import Scenario, scenarios, uncertain
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Layout, LayoutTable
+from paraplan.search_spaces.quantities import free_bytes
 
 PROFILE = load_profile("h100-80gb-sxm")  # that of all problems here
 FIX = "micro_batch=1,vpp=1,recompute=none,offload=none,cp=1|2,tp=1|2|4,pp=1|2|4,optimizer_sharding=zero1,rank_order=tp-cp-ep-dp-pp"
@@ -74,6 +75,17 @@ def test_the_choice_is_minimax_by_brute_force(tried: tuple[Setting, list[Scenari
     assert worst[found.minimax] == pytest.approx(min(worst), abs=1e-8)
     assert worst[found.minimax] <= worst[0] + 1e-9
     assert found.layouts[0].model_copy(update={"overlap": {}}) == nominal[0]
+
+
+def test_no_layout_of_the_space_has_a_smaller_worst_regret(tried: tuple[Setting, list[Scenario], list[Layout], Compared]) -> None:
+    """Also not one that wins in no scenario: the best of every frame, with its cuts in the nominal one."""
+    setting, cases, _, found = tried
+    every = [candidate.layout for candidate in searched(setting, 1000).best]
+    assert len(every) >= len(found.layouts) - 1
+    least = [searched(case.setting).best[0].step_time_s for case in cases]
+    times = np.stack([times_s(case.setting, every, free_bytes(setting.problem.cluster)) for case in cases], axis=1)
+    regrets = (times / np.array(least) - 1.0).max(axis=1)
+    assert found.regrets[found.minimax].max() <= regrets.min() + 1e-9
 
 
 def test_of_equally_bad_layouts_the_nominally_fastest_is_taken() -> None:

@@ -85,6 +85,8 @@ def test_the_winner_changes_at_a_threshold_and_not_before(asked: tuple[Setting, 
         "memory bandwidth": faster_memory,
         "server bandwidth": faster_level(0),
         "scale-out bandwidth": faster_level(1),
+        "server latency": lambda s, us: slower_levels((0,))(s, us * 1e-6),
+        "scale-out latency": lambda s, us: slower_levels((1,))(s, us * 1e-6),
     }
     assert {row.name for row in answer.thresholds} == set(moves)
     changing = [row for row in answer.thresholds if row.changes_at is not None]

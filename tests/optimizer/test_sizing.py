@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from paraplan.cost_models.reliability import server_size
 from paraplan.optimizer import sizing
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.comparing import Row, Side, overtake, read_prices
-from paraplan.optimizer.sizing import amount, arithmetic, attempt, counts, size, sized
+from paraplan.optimizer.result import PricedLayout
+from paraplan.optimizer.sizing import Run, Tried, _Found, amount, arithmetic, attempt, counts, size, sized
 from paraplan.search_spaces.errors import Infeasible, InputError
-from paraplan.search_spaces.inputs import catalog_names, load_cluster, load_model
+from paraplan.search_spaces.inputs import MOST_DEVICES, catalog_names, load_cluster, load_model
 from paraplan.search_spaces.scaling import scaled
 
 SMALL = ("llama-3.2-3b", "hgx-h100", 2e11, 3.0, 64, 4096)
@@ -52,13 +55,12 @@ def test_counts_are_whole_units(name: str) -> None:
 
 
 def test_a_run_gets_the_least_count_that_is_in_time() -> None:
-    """The chosen count is in time, the next lower one tried is not, and the days are those of its own plan."""
+    """The chosen count is in time, the whole server below is not, and the days are those of its own plan."""
     run = sized(*SMALL)
     found = size(run, target_mfu=0.4, repair_days=2.0)
-    ladder = counts(run.cluster)
-    place = ladder.index(found.chosen.devices)
-    below = next(one for one in found.tried if one.devices == ladder[place - 1])
     assert found.chosen.days is not None and found.chosen.days <= run.days
+    assert found.short == found.chosen.devices - 8
+    below = attempt(run, found.short)
     assert below.days is None or below.days > run.days
     alone = attempt(run, found.chosen.devices)
     assert alone.plan is not None and alone.goodput is not None
@@ -67,6 +69,66 @@ def test_a_run_gets_the_least_count_that_is_in_time() -> None:
     needed = next(line.value for line in found.lines if line.name == "devices")
     assert needed == pytest.approx(found.chosen.devices * found.chosen.days / run.days, rel=1e-3)
     assert found.spare_servers is not None and found.spare_servers <= 1
+
+
+def stepping(days: Callable[[int], float], idle: int = 0) -> Callable[[Run, int], Tried]:
+    """Stands in for plans: so many days, from 9 tenths to 11 tenths of them; `idle` devices of a count have no use."""
+
+    def tried(run: Run, devices: int) -> Tried:
+        plan = PricedLayout.model_construct(devices_used=devices - idle, devices_idle=idle)
+        return Tried(devices=devices, days=days(devices), days_interval=(0.9 * days(devices), 1.1 * days(devices)), plan=plan)
+
+    return tried
+
+
+def searched(monkeypatch: pytest.MonkeyPatch, attempt: Callable[[Run, int], Tried], days: float = 10.0) -> _Found:
+    """What `size` finds of stand-ins, without the arithmetic that real plans would be shown with."""
+    monkeypatch.setattr(sizing, "attempt", attempt)
+    monkeypatch.setattr(sizing, "_sized", lambda run, found, mfu, repair: found)
+    return cast(_Found, size(sized("llama-3.1-70b", "hgx-h100", 1e12, days, 13440, 4096)))
+
+
+def test_every_whole_unit_between_the_first_counts_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,240 device-days in 10 days: 824 devices, though the first counts are 768 and 960; 920 are in time 1.1 times slower."""
+    found = searched(monkeypatch, stepping(lambda devices: 8240 / devices))
+    assert (found.chosen.devices, found.short) == (824, 816)
+    assert found.sure is not None and 907 <= found.sure.devices <= 1024
+    assert len(found.tried) <= sizing.MOST_PLANS
+
+
+def test_devices_that_a_plan_leaves_idle_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Days step down at multiples of 7 servers alone; what is tried between leaves up to six servers idle."""
+
+    def tried(run: Run, devices: int) -> Tried:
+        useful = max(devices // 56 * 56, 56)
+        return stepping(lambda count: 8240 / useful, devices - useful)(run, devices)
+
+    found = searched(monkeypatch, tried)
+    assert found.chosen.devices == 840
+    assert found.short in (832, 824)
+
+
+def test_a_count_beyond_the_largest_that_is_planned_is_told_by_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Infeasible) as raised:
+        searched(monkeypatch, stepping(lambda devices: 1e9 / devices))
+    said = " ".join(raised.value.reasons)
+    assert f"{MOST_DEVICES:,} devices, the most that were tried since no larger job is planned" in said
+    assert "asks for 100,000,000 devices" in said
+    with pytest.raises(Infeasible) as raised:
+        searched(monkeypatch, lambda run, devices: Tried(devices=devices, reason="nothing fits"), days=1e-4)
+    assert "6·N·D takes at least 48," in " ".join(raised.value.reasons)
+
+
+def test_days_are_given_at_the_ends_of_the_step_and_of_the_failures() -> None:
+    """The step's own ends; 0.30 or 0.10 failures of a die a year in place of 0.17, and the storage and restarts at theirs."""
+    run = sized("llama-3.2-3b", "cloudmatrix-384", 2e11, 30.0, 64, 4096)
+    found = attempt(run, 32)
+    assert found.plan is not None and found.days is not None and found.days_interval is not None
+    for day, step, rate, restart in zip(found.days_interval, found.plan.step_time_interval_s, (0.1, 0.3), (180, 1000), strict=True):
+        bare = run.steps * step / 86400
+        lost = rate * 32 / (365.25 * 86400) * restart  # the restarts alone
+        assert bare * (1 + lost) < day < bare * (1 + lost + 5e-4)
+    assert found.days_interval[0] < found.days < found.days_interval[1]
 
 
 def test_a_mixture_is_counted_by_what_a_token_uses() -> None:
@@ -161,6 +223,8 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert main([*asked, "-q"]) == 0
     shown = capsys.readouterr().out
     assert "device-seconds" in shown and "Failures" in shown and "Young: " in shown
+    assert "at the ends of the intervals of the step and failures" in shown and "e^((T + save)/M)" in shown
+    assert max(map(len, shown.splitlines())) <= 80
     assert main([*asked[:6], "soon", *asked[7:]]) == 2
     assert main(["compare", "llama-3.2-3b", "--clusters", "hgx-h100,mi300x", "--devices", "8,8,8", *batch]) == 2
 

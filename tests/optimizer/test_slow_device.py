@@ -57,6 +57,14 @@ def test_the_step_lies_between_none_slow_and_all_slow(kind: str) -> None:
     assert all(none <= step <= all_slow * (1 + 1e-12) for step in steps)
 
 
+def test_the_step_in_groups_that_the_stack_asks_for_is_the_price() -> None:
+    slow, whole = (each.model_copy(update={"stack": each.stack.model_copy(update={"microbatch_group": 6})}) for each in problems())
+    layout = staged(whole, LAYOUTS["interleaved"])
+    steps = stage_steps_s(slow, whole, load_profile(whole.cluster.accelerator.name), layout)
+    assert steps[-1] == pytest.approx(evaluate(whole, layout)[0].step_time_s, rel=1e-12)
+    assert (steps[:-1] >= steps[-1]).all() and steps.max() <= evaluate(slow, layout)[0].step_time_s * (1 + 1e-12)
+
+
 def test_without_a_pipeline_all_wait_at_every_message() -> None:
     steps, none, all_slow = steps_of(staged(problems()[1], Layout(tp=8, dp=4, edp=32, num_microbatches=16)))
     assert steps == pytest.approx([all_slow, none])

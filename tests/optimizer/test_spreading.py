@@ -118,6 +118,21 @@ def test_idle_devices_say_what_they_beat(fix: str, fuller: int | None) -> None:
     assert more.step_time_s is None or more.step_time_s > own.step_time_s
 
 
+def test_a_rule_costs_what_the_plan_without_it_takes_on_its_own_spread() -> None:
+    """DP inside a rack keeps the pipeline of 18 on all 144 devices; without that, EP 64 on 64 of every 72 is faster."""
+    fix, either = f"{FEW},tp=1,ep=8|64,pp=1|18", "pp == 18 or ep == 64"
+    asked = {"fix": fix, "constraint": either}
+    kept = planned(build_problem("qwen3-30b-a3b", "gb200-nvl72", 144, 256, 4096, inside="supernode:dp", **asked))
+    free = planned(build_problem("qwen3-30b-a3b", "gb200-nvl72", 144, 256, 4096, **asked))
+    cost = kept.inside
+    assert cost is not None
+    assert (kept.plan.devices_used, free.plan.devices_used) == (144, 128)
+    assert (cost.step_time_s, cost.step_time_without_s) == (kept.plan.step_time_s, free.plan.step_time_s)
+    assert cost.step_time_without_s < cost.step_time_s
+    assert cost.without is not None
+    assert cost.without.devices == 128
+
+
 def test_nothing_is_said_where_there_is_one_way_and_none_is_idle() -> None:
     assert planned(build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096, fix=f"{FEW},tp=2")).devices_left is None
 

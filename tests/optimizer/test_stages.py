@@ -12,7 +12,7 @@ import pytest
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.exporters.splits import layer_list, megatron_layout, noop_layers, parse_megatron_layout
 from paraplan.optimizer.search import Search
-from paraplan.optimizer.stages import balanced_cuts, best_partitions, default_cuts, even_cuts, least_partitions
+from paraplan.optimizer.stages import balanced_cuts, best_partitions, cut_family, default_cuts, even_cuts, least_partitions
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.inputs import build_problem, load_stack
 from paraplan.search_spaces.layer_kinds import Attention, DenseMlp, LayerKind, MoeMlp, Mtp
@@ -199,7 +199,7 @@ def test_more_chunks_than_blocks_are_still_cut_in_order() -> None:
 
 
 def test_default_cuts_are_those_of_the_stack() -> None:
-    """Equal where the framework cannot be told, the exact ones for 1F1B where it can, balanced in rounds for interleaved chunks."""
+    """Equal where the framework cannot be told, the exact ones for 1F1B where it can, for chunks the family's fastest."""
     assert even_cuts(14, 2, 4).tolist() == [0, 3, 6, 9, 14]
     old = CostModel(deep_problem("megatron-lm-0.12", 12, 2))
     assert default_cuts(old, old.rows(one_row(old, pp=4)))[0].tolist() == [0, 3, 6, 9, 14]
@@ -208,4 +208,6 @@ def test_default_cuts_are_those_of_the_stack() -> None:
     exact = best_partitions(new, rows, np.array([np.inf]), np.inf)
     assert default_cuts(new, rows)[0].tolist() == exact.cuts[0].tolist()
     chunked = new.rows(one_row(new, pp=2, vpp=2, schedule="interleaved"))
-    assert default_cuts(new, chunked)[0].tolist() == balanced_cuts(new, chunked, 4, in_rounds=True)[0].tolist()
+    family = cut_family(new, chunked)[0]
+    steps = new.price_cuts(chunked.take(np.zeros(len(family), dtype=np.intp)), family).step_time_s
+    assert len(family) > 4 and default_cuts(new, chunked)[0].tolist() == family[steps.argmin()].tolist()

@@ -160,10 +160,12 @@ def test_no_legal_choice_is_nearer_than_the_one_that_cp_sat_returns(seed: int) -
             micro_batch=rng.randint(1, problem.workload.global_batch),
             recompute=rng.choice(recomputes),
             offload_per_mille=rng.randint(0, 1000),
+            activations_per_mille=rng.choice((0, rng.randint(0, 1000))),
         )
         offloads = {sample.offload_per_mille, own.offload_per_mille, 0, 1000}
         sizes = range(1, problem.workload.global_batch + 1)
-        every = [Choice(0, size, each, f, own.cuts) for size in sizes for each in recomputes for f in offloads]
+        shares = {sample.activations_per_mille, 0}
+        every = [Choice(0, size, each, f, own.cuts, a) for size in sizes for each in recomputes for f in offloads for a in shares]
         legal = [choice for choice, fine in zip(every, repairs.legal(every), strict=True) if fine]
         (found,) = repairs.made_legal([sample])
         least = min(away(start, sample, choice) for choice in legal)
@@ -184,7 +186,17 @@ def away(start: Start, sample: Choice, choice: Choice) -> float:
     doublings = abs(math.log2(choice.micro_batch) - math.log2(sample.micro_batch))
     layers = abs(depth(choice.recompute) - depth(sample.recompute))
     other = kind(choice.recompute) != kind(sample.recompute)
-    return 1000 * doublings + 100 * layers + 1000 * other + abs(choice.offload_per_mille - sample.offload_per_mille)
+    offloads = abs(choice.offload_per_mille - sample.offload_per_mille)
+    activations = abs(choice.activations_per_mille - sample.activations_per_mille)
+    return 1000 * doublings + 100 * layers + 1000 * other + offloads + activations
+
+
+def test_activations_are_offloaded_where_that_is_faster() -> None:
+    """The certified space offloads the optimizer alone; MindSpeed also swaps activations, behind other layers' work."""
+    problem = build_problem("llama-3.1-70b", "cloudmatrix-384", 32, 32, 8192, fix="tp=8,pp=4,vpp=1,cp=1,micro_batch=1")
+    found = plan(problem, top=1, refine=Refine(trials=24))
+    assert found.refined is not None and found.refined.gain is not None and found.refined.gain > 0.01
+    assert "activations" in found.refined.plan.layout.offload and found.refined.plan.memory.verdict == "fits"
 
 
 def test_a_box_reads_back_what_it_writes() -> None:

@@ -129,6 +129,7 @@ def test_a_reserve_says_what_its_last_gib_costs() -> None:
         ([], "--devices"),
         (["--devices", "16", "--free", "8,7"], "15"),
         (["--devices", "16", "--lost", "3 moons"], "moon"),
+        (["--devices", "16", "--lost", "0 devices"], "no loss"),
         (["--devices", "16", "--slow", "device:2"], "device:2"),
         (["--devices", "16", "--slow", "level=rack:0.5"], "rack"),
         (["--devices", "16", "--reserve", "90"], "reserve"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
+import random
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,12 +19,14 @@ from typing import Any
 import pytest
 from paraplan.optimizer import build_problem, plan, sweep
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.reports.sweep import render_sweep
 from paraplan.optimizer.sweeps import workers
 from paraplan.optimizer.sweeps.grid import read_sweep
 from paraplan.optimizer.sweeps.point import Outcome
 from paraplan.optimizer.sweeps.store import Store
 from paraplan.optimizer.sweeps.sweeper import run_sweep
 from paraplan.optimizer.sweeps.workers import Processes
+from rich.console import Console
 
 SWEEP = """
 models: [llama-3.1-8b, no-such-model]
@@ -77,6 +82,16 @@ def test_no_name_or_figure_is_broken_in_a_narrow_terminal(
         assert main(["sweep", "--store", swept[1], "--show", "devices=8", "-q"]) == 0
         table = capsys.readouterr().out.split("Without a plan")[0]
         assert "llama-3.1-8b" in table and "no-such-model" in table and re.search(r"\d (s|ms) .*\d%  \w", table)
+
+
+def test_reasons_that_are_nearly_alike_say_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two reasons that differ in their last words: the option that splits them stands below each, what all share does not."""
+    point = {"model": "llama-3.1-70b", "cluster": "hgx-h100", "devices": 8, "global_batch": 8, "seq_len": 4096, "precision": "bf16"}
+    words = {"megatron-lm": "No layout fits: 16 devices.", "nemo-25": "No layout fits: 16 devices; gradients in bf16."}
+    rows = [{**point, "option stack": stack, "status": "infeasible", "reason": said} for stack, said in words.items()]
+    render_sweep(rows, 0, "s.sqlite", Console(width=100))
+    lines = [line.strip() for line in capsys.readouterr().out.split("Without a plan")[1].splitlines() if line.strip()]
+    assert [lines[1], lines[3]] == ["stack megatron-lm", "stack nemo-25"]
 
 
 def test_the_library_sweeps_in_the_same_words(swept: tuple[Path, str]) -> None:
@@ -188,9 +203,52 @@ def test_an_interrupt_or_a_kill_leaves_no_orphan_and_nothing_claimed(tmp_path: P
     assert owners(store) == []
 
 
-def owners(store: str) -> list[str]:
-    import sqlite3
+TINY = """
+models: [llama-3.2-3b]
+clusters: [hgx-h100]
+devices: [4, 8]
+global_batch: [8, 16, 24, 32, 40]
+seq_len: [1024]
+options: {top: 1, fix: "offload=none,recompute=none,micro_batch=1,cp=1,pp=1"}
+"""
 
+
+def test_the_command_killed_again_and_again_ends_with_every_point_planned_once(tmp_path: Path) -> None:
+    """Five kills of real processes, while they start or once they have a result or two more; no result changes afterwards."""
+    path, store, draw = tmp_path / "sweep.yaml", str(tmp_path / "s.sqlite"), random.Random(3)
+    path.write_text(TINY)
+    command = [*PARAPLAN, "sweep", str(path), "--store", store, "--workers", "1", "--quiet"]
+    kept: dict[str, tuple[str, ...]] = {}
+    for kill in range(5):
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        more = len(kept) + draw.randint(1, 2)
+        if kill % 2:
+            waited(lambda more=more: len(finished(store)) >= more, 120)
+        time.sleep(draw.uniform(0.0, 0.1))
+        run.kill()
+        assert run.wait() == -signal.SIGKILL
+        found = finished(store)
+        assert kept.items() <= found.items()
+        kept = found
+    assert len(kept) < 10
+    assert main(command[len(PARAPLAN) :]) == 0
+    assert kept.items() <= finished(store).items()
+    assert [row[0] for row in finished(store).values()] == ["optimal"] * 10 and owners(store) == []
+
+
+def finished(store: str) -> dict[str, tuple[str, ...]]:
+    """What was written of each point that is done, in the moment that it ended."""
+    if not Path(store).exists():
+        return {}
+    with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+        try:
+            chosen = "SELECT key, status, record, seal, ended, seconds FROM paraplan_sweep_points WHERE state = 'done'"
+            return {row[0]: row[1:] for row in connection.execute(chosen)}
+        except sqlite3.OperationalError:  # no tables yet
+            return {}
+
+
+def owners(store: str) -> list[str]:
     with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as connection:
         try:
             return [row[0] for row in connection.execute("SELECT owner FROM paraplan_sweep_points WHERE owner IS NOT NULL")]
@@ -203,9 +261,9 @@ def children(number: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def waited(true: Any) -> Any:
-    for _ in range(3000):
+def waited(true: Any, seconds: int = 30) -> Any:
+    for _ in range(100 * seconds):
         if found := true():
             return found
         time.sleep(0.01)
-    raise AssertionError("waited for half a minute")
+    raise AssertionError(f"waited for {seconds} s")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from paraplan.optimizer.sweeps.ray_workers import LOCAL, Ray
 from paraplan.optimizer.sweeps.store import Store
 from paraplan.optimizer.sweeps.sweeper import run_sweep
 from paraplan.search_spaces.errors import InputError
+
+LIMIT_S = 300  # 20 s on an idle machine of two cores, most of them the start of Ray
 
 
 def test_without_ray_the_option_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,13 +34,30 @@ def test_a_sweep_on_a_local_cluster_loses_nothing_when_a_worker_is_killed(tmp_pa
     threading.Thread(target=kill_one, args=(killed,), daemon=True).start()
     try:
         assert pool.slots == 2
-        run_sweep(points, tmp_path, store, pool)
+        with at_most(LIMIT_S):
+            run_sweep(points, tmp_path, store, pool)
         found = {stored.point.key: stored.outcome.status for stored, _ in store.stored()}
     finally:
         pool.close()
         store.close()
     assert killed
     assert found == {point.key: "optimal" for point in points}
+
+
+@contextlib.contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """TimeoutError where it takes longer: a cluster that never answers is a failure and no wait."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"the sweep has not ended after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def kill_one(killed: list[int]) -> None:
@@ -52,7 +73,7 @@ def kill_one(killed: list[int]) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
                 killed.append(int(folder.name))
                 return
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def owned(folder: Path) -> bool:

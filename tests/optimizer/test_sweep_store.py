@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -10,19 +12,21 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from paraplan.optimizer.cli import main
 from paraplan.optimizer.sweeps import store as sweep_store
 from paraplan.optimizer.sweeps import sweeper
 from paraplan.optimizer.sweeps.grid import Point
-from paraplan.optimizer.sweeps.point import Outcome
+from paraplan.optimizer.sweeps.point import Outcome, digest_of
 from paraplan.optimizer.sweeps.store import POINTS, RUNNERS, Store
 from paraplan.optimizer.sweeps.sweeper import run_sweep
 from paraplan.search_spaces.errors import InputError
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select, text, update
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -198,6 +202,83 @@ def test_a_damaged_store_is_refused_in_words_and_stays_as_it_is(where: str, tmp_
     assert path.read_bytes() == damaged
 
 
+PLAN = zlib.compress(json.dumps({"plan": {"layout": list(range(400))}}).encode())
+
+
+def with_a_plan(where: str, tmp_path: Path) -> Point:
+    """Two points that are done, the first with a plan and figures of its row; returns that one."""
+    first, second = grid(2)
+    store = Store(where)
+    store.add([first, second])
+    store.finish(first.key, Outcome("optimal", digest_of(first, tmp_path), 1.0, document=PLAN), '{"step_time_s": 1.5}')
+    store.finish(second.key, Outcome("bad input", digest_of(second, tmp_path), 1.0, "second"), "{}")
+    store.close()
+    return first
+
+
+def flipped_in_the_file(where: str) -> None:
+    """One bit of a byte in the middle of the plan, whose page stays as sound as SQLite looks at it."""
+    content = bytearray(Path(where).read_bytes())
+    content[content.index(PLAN[:64]) + 200] ^= 1
+    Path(where).write_bytes(content)
+
+
+def written(column: str, value: str) -> Callable[[str], None]:
+    def change(where: str) -> None:
+        with contextlib.closing(sqlite3.connect(where)) as connection, connection:
+            connection.execute(f"UPDATE {POINTS.name} SET {column} = CAST(? AS TEXT) WHERE status = 'optimal'", (value,))
+
+    return change
+
+
+DAMAGES = {
+    "a bit of the plan": flipped_in_the_file,
+    "a record that is no JSON": written("record", '{"step_ti'),
+    "another question": written("asked", "{}"),
+    "no state": written("state", "dome"),
+}
+SEALED_DAMAGES = {**DAMAGES, "another figure": written("record", '{"step_time_s": 1.4}')}
+CASES = [*((damage, True) for damage in SEALED_DAMAGES), *((damage, False) for damage in DAMAGES)]
+
+
+@pytest.mark.parametrize(("damage", "sealed"), CASES)
+def test_a_result_that_is_not_what_was_written_is_named_and_planned_anew(
+    where: str, tmp_path: Path, damage: str, sealed: bool
+) -> None:
+    """In a store from before there were seals too, but for what still reads as a result."""
+    point = with_a_plan(where, tmp_path)
+    if not sealed:
+        before_seals(where)
+    SEALED_DAMAGES[damage](where)
+    for show in (["--show", ""], ["--csv", str(tmp_path / "t.csv")], ["--export", "megatron-lm", "-o", str(tmp_path / "x")]):
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            assert main(["sweep", "--store", where, *show]) == 2
+        assert f"--store {where}: the result of " in told.getvalue() and point.key in told.getvalue()
+        assert "is damaged; the sweep command that asked for it plans it again" in told.getvalue()
+    assert ran(where, grid(2), tmp_path / "log") == sweeper.Run(0, 1, 1)
+    assert len(results(where)) == 2
+    assert ran(where, grid(2), tmp_path / "log") == sweeper.Run(0, 0, 0)
+
+
+def before_seals(where: str) -> None:
+    with contextlib.closing(sqlite3.connect(where)) as connection:
+        connection.execute(f"ALTER TABLE {POINTS.name} DROP COLUMN seal")
+
+
+def test_a_store_from_before_seals_is_read_as_it_is_and_gets_the_column_when_it_is_extended(where: str, tmp_path: Path) -> None:
+    ran(where, grid(3), tmp_path / "log")
+    before = results(where)
+    before_seals(where)
+    old = digest(Path(where))
+    assert results(where) == before and digest(Path(where)) == old  # to read changes nothing
+    assert ran(where, grid(4), tmp_path / "log") == sweeper.Run(1, 0, 1)
+    assert before.items() <= results(where).items()
+    with contextlib.closing(sqlite3.connect(where)) as connection:
+        seals = [row[0] for row in connection.execute(f"SELECT seal FROM {POINTS.name} ORDER BY place")]
+    assert seals[:3] == [None] * 3 and len(seals[3]) == 32
+
+
 def test_a_database_of_something_else_is_refused_and_stays_as_it_is(where: str) -> None:
     with sqlite3.connect(where) as connection:
         connection.execute("CREATE TABLE trials (x)")
@@ -340,6 +421,13 @@ def test_many_share_a_postgresql_database_as_they_share_a_file(postgres: str, tm
     assert store.claim([more[0].key], 1) == []
     with store._transaction() as connection:
         assert connection.scalar(select(POINTS.c.owner).where(POINTS.c.key == more[0].key)) == "far"
+    assert store.damaged([point.key for point in grid(60)]) == []
+    with store._transaction() as connection:
+        connection.execute(text(f"ALTER TABLE {POINTS.name} DROP COLUMN seal"))
+    store.close()
+    store = Store(postgres)  # the column comes back
+    assert store.finish(more[0].key, Outcome("bad input", "d", 1.0, "late"), "{}")
+    assert store.damaged([point.key for point in grid(61)]) == []
     store.close()
     with pytest.raises(InputError, match="cannot be reached"):
         Store(postgres.replace("host=", "host=/nowhere"))

@@ -65,6 +65,16 @@ def test_the_report_says(words: str) -> None:
     assert words in shown(sample_plan(), 80)
 
 
+def test_optimal_says_in_the_same_breath_of_which_cuts() -> None:
+    plan = sample_plan()
+    assert "within" not in shown(plan, 100).partition("Certificate")[2].splitlines()[0]
+    bound_s = plan.plan.step_time_s / 1.26
+    told = plan.certificate.model_copy(update={"any_cuts_lower_bound_s": bound_s, "any_cuts_gap": 0.26})
+    text = shown(plan.model_copy(update={"certificate": told}), 100).partition("Certificate")[2]
+    assert "optimal over the cuts of the space; of any cuts within 26.0 %" in text.splitlines()[0]
+    assert "the plan takes 26.0 % longer" in " ".join(text.split())
+
+
 def test_piped_it_has_no_escapes_and_on_a_terminal_it_has() -> None:
     assert "\x1b" not in shown(sample_plan(), 80)
     assert "\x1b[" in shown(sample_plan(), 80, colour=True)

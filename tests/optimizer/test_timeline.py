@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -89,15 +90,25 @@ def test_the_trace_ends_with_the_simulated_step_and_opens(name: str, cases: Any)
     assert len(sent) == 2 * m * (chunks - 1 - turned)
 
 
-@pytest.mark.skipif("PERFETTO_TRACE_PROCESSOR" not in os.environ, reason="PERFETTO_TRACE_PROCESSOR names no trace_processor_shell")
+@pytest.fixture(scope="module")
+def shell() -> str:
+    """Perfetto's trace_processor_shell: the one that PERFETTO_TRACE_PROCESSOR names, else the one that pip's perfetto loads."""
+    if "PERFETTO_TRACE_PROCESSOR" in os.environ:
+        return os.environ["PERFETTO_TRACE_PROCESSOR"]
+    platform = pytest.importorskip("perfetto.trace_processor.platform", reason="needs the extra trace")
+    try:
+        return str(platform.PlatformDelegate().get_shell_path(None))
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"perfetto could not load its trace_processor_shell: {error}")
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_perfetto_reads_the_trace(name: str, cases: Any, tmp_path: Path) -> None:
-    """Perfetto's trace processor, which pip's perfetto loads from the network unless it is told where it lies."""
+def test_perfetto_reads_the_trace(name: str, cases: Any, shell: str, tmp_path: Path) -> None:
     trace_processor = pytest.importorskip("perfetto.trace_processor")
     _, priced, step = cases[name]
     file = tmp_path / "timeline.json"
     file.write_text(chrome_trace(step))
-    config = trace_processor.TraceProcessorConfig(bin_path=os.environ["PERFETTO_TRACE_PROCESSOR"])
+    config = trace_processor.TraceProcessorConfig(bin_path=shell)
     with trace_processor.TraceProcessor(trace=str(file), config=config) as opened:
         (span,) = opened.query("select max(ts + dur) - min(ts) as ns from slice")
         assert span.ns == pytest.approx(1e9 * priced.simulated_step_time_s, abs=2e3)
@@ -308,6 +319,18 @@ def test_dualpipe_holds_two_copies() -> None:
     )
     np.testing.assert_allclose(second, 2 * np.array(first))
     assert two.memory.stages[0].terms_gib["weights"] == pytest.approx(two.memory.stages[3].terms_gib["weights"])
+
+
+@pytest.mark.parametrize(("stages", "told"), [("1+1+1+1+3+3+3+3+4+4+4+4", True), ("4+4+4+4+3+3+3+3+1+1+1+1", False)])
+def test_a_price_that_counts_more_memory_than_its_picture_shows_is_told(
+    stages: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stages hold more micro-batches of their early chunks; where these are small, the price counts chunks of mean size."""
+    asked = ["llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "16", "--global-batch", "32", "--seq-len", "4096"]
+    assert run(["evaluate", *asked, "--layout", f"tp=2,pp=4,vpp=3,stages={stages}", "--json"], lambda: False) == 0
+    (tmp_path / "one.json").write_text(capsys.readouterr().out)
+    assert run(["timeline", str(tmp_path / "one.json"), "-o", str(tmp_path / "one.svg")], lambda: False) == 0
+    assert ("the price counts" in capsys.readouterr().err) == told
 
 
 def test_the_command_writes_what_the_name_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from paraplan.optimizer.ranks import groups, placement
 from paraplan.optimizer.reports.topology import ALL_DRAWN, COLOURS, MOST_TILES, draw
 from paraplan.optimizer.result import PricedLayout
 from paraplan.optimizer.topology import topology
-from paraplan.search_spaces.inputs import load_cluster
+from paraplan.search_spaces.inputs import load_cluster, load_model
 from paraplan.search_spaces.layout import Layout, Problem
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the sample lies beside them
@@ -166,6 +166,30 @@ def test_supernodes_say_what_they_leave_idle() -> None:
         )
         picture = str(draw(problem.model_copy(update={"cluster": load_cluster(cluster), "devices": devices}), used, "svg"))
         assert f"supernode 3 · {said}, {devices // 16} servers" in picture
+
+
+@pytest.mark.parametrize(("devices", "unused"), [(576, 0), (512, 64), (128, 16)])
+def test_devices_that_stay_idle_are_outlined_and_titles_stay_in_their_frames(devices: int, unused: int) -> None:
+    """Racks of 72 of which all or 64 are used; where there are more they are drawn smaller and say less."""
+    problem, priced = placed("72")
+    used = priced.model_copy(update={"layout": Layout(dp=devices, ep=8, edp=devices // 8)})
+    root = ElementTree.fromstring(str(draw(problem.model_copy(update={"devices": devices}), used, "svg")).encode())
+    assert len(of_kind(root, "unused")) == unused
+    inner, frames = corners(of_kind(root, "unused") + of_kind(root, "device")), of_kind(root, "supernode")
+    assert len(np.unique(inner.round(2), axis=0)) == devices + unused
+    titles = [text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("supernode ") and text.get("x") is not None]
+    for text, (left, _, right, _) in zip(titles, corners(frames), strict=False):
+        assert float(text.get("x", "0")) + 6.0 * len(text.text or "") <= right
+        assert float(text.get("x", "0")) > left
+
+
+def test_a_dense_model_has_no_groups_of_experts() -> None:
+    problem, priced = placed("8")
+    dense = problem.model_copy(update={"model": load_model("llama-3.1-8b")})
+    layout = Layout(tp=2, pp=4, dp=8, edp=16)
+    picture = str(draw(dense, priced.model_copy(update={"layout": layout, "traffic_gib": {}}), "svg"))
+    assert "dp 8" in picture
+    assert "edp" not in picture
 
 
 def test_loads_and_reach() -> None:

@@ -1,0 +1,68 @@
+"""Committed pages of results say what their own tables hold."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from paraplan.optimizer.sweeps.table import TEXT
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def script(name: str) -> ModuleType:
+    """The script that writes a page; scripts there are no package."""
+    spec = importlib.util.spec_from_file_location(f"results_{name}", RESULTS / name / "regenerate.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def value(name: str, text: str) -> Any:
+    if not text:
+        return None
+    if name in TEXT or name.startswith("option "):
+        return text
+    return float(text) if "." in text or "e" in text else int(text)
+
+
+SWEEPS = script("sweeps")
+
+
+@pytest.mark.parametrize("sweep", SWEEPS.SWEEPS, ids=lambda sweep: sweep.name)
+def test_the_page_of_sweeps_says_what_its_tables_hold(sweep: Any) -> None:
+    """Its sentences, made from the committed table once more: those that explain it stop where it no longer says so."""
+    with (RESULTS / "sweeps" / f"{sweep.name}.csv").open() as stream:
+        rows = [{name: value(name, text) for name, text in row.items()} for row in csv.DictReader(stream)]
+    rows = [{name: value for name, value in row.items() if value is not None or "efficiency" not in name} for row in rows]
+    page = (RESULTS / "sweeps" / "README.md").read_text()
+    for line in sweep.learnt(rows):
+        assert line in page
+
+
+def test_the_page_of_goodput_shows_a_layout_that_failures_choose() -> None:
+    """By its own table: the best layout is not the same in every row, and where it is another it beats the fastest one."""
+    page = (RESULTS / "goodput" / "README.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| a ")]
+    first, moved = rows[0], [row for row in rows if row[1:3] != rows[0][1:3]]
+    assert moved and first[7] == "the same"
+    for words, dies, layout, step, _, _, effective, fastest in moved:
+        assert float(effective.split()[0]) < float(fastest.split()[0]) and float(step.split()[0]) > float(first[3].split()[0])
+        assert f"Where it is {words}, the best has {dies} dies" in " ".join(page.split()) and layout in page
+
+
+def test_the_page_of_goodput_is_not_written_where_failures_choose_nothing() -> None:
+    goodput = script("goodput")
+    die = goodput.Answer("a die", 784, "tp 4", 20.0, 0.97, 1e5, 20.6, None, 100)
+    other = replace(die, words="a supernode", dies=768, layout="tp 2", step_s=21.0, effective_s=21.5, fastest_s=22.0)
+    said = " ".join(goodput.page([die, other]).split())
+    assert "the best has 768 dies, and 16 are idle: tp 2. Its step is 5.0% longer" in said and "22.00 s, 2.3% more" in said
+    with pytest.raises(AssertionError, match="nothing to show"):
+        goodput.page([die, replace(die, words="a supernode")])
