@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -65,9 +65,14 @@ SEARCHED = (
     Case("moe-10t", "cloudmatrix-384", 131072, 65536, 8192),
     Case("moe-10t", "atlas-950-superpod", 131072, 61440, 8192),
 )
-GROWING = tuple(
-    Case("deepseek-v3", "cloudmatrix-384", devices, 8 * devices, 4096) for devices in (256, 1024, 4096, 16384, 65536, 131072)
-)
+GROWING = {
+    name: tuple(Case(name, "cloudmatrix-384", devices, 8 * devices, 4096) for devices in counts)
+    for name, counts in (
+        ("gpt-oss-120b", (64, 128, 256, 1024, 4096, 16384, 65536, 131072)),
+        ("deepseek-v3", (256, 1024, 4096, 16384, 65536, 131072)),  # its states do not fit into fewer
+    )
+}
+"""What a model is planned on, from the fewest dies that hold it."""
 
 
 def timed(words: Sequence[str]) -> tuple[list[float], str, float]:
@@ -123,9 +128,25 @@ def search_page() -> str:
 
 
 def growth_page() -> str:
-    lines = ["| devices | legal layouts | search s | layouts, of the first | seconds, of the first |", "|---:|---:|---:|---:|---:|"]
+    tables = [text for name, cases in GROWING.items() for text in (f"## {name}", "", *growth(cases), "")]
+    return "\n".join(
+        [
+            "# Growth with the cluster",
+            "",
+            "`python results/benchmarks/regenerate.py growth` writes this page: models on more and more dies of CloudMatrix384, "
+            "eight sequences a die, enumeration, bounds and proof included, one core.",
+            "",
+            *tables,
+        ]
+    )
+
+
+def growth(cases: Sequence[Case]) -> Iterator[str]:
+    """A table of layouts and seconds, each also in those of the first case."""
+    yield "| devices | legal layouts | search s | layouts, of the first | seconds, of the first |"
+    yield "|---:|---:|---:|---:|---:|"
     first: tuple[int, float] | None = None
-    for case in GROWING:
+    for case in cases:
         times, legal = [], 0
         for _ in range(REPEATS):
             begun = time.perf_counter()
@@ -135,18 +156,7 @@ def growth_page() -> str:
             legal = found.counts.legal
         seconds = median(times)
         first = first or (legal, seconds)
-        lines.append(f"| {case.devices:,} | {legal:,} | {seconds:.2f} | {legal / first[0]:.2f} | {seconds / first[1]:.2f} |")
-    return "\n".join(
-        [
-            "# Growth with the cluster",
-            "",
-            "`python results/benchmarks/regenerate.py growth` writes this page: DeepSeek-V3 on more and more dies of "
-            "CloudMatrix384, eight sequences a die, enumeration, bounds and proof included, one core.",
-            "",
-            *lines,
-            "",
-        ]
-    )
+        yield f"| {case.devices:,} | {legal:,} | {seconds:.2f} | {legal / first[0]:.2f} | {seconds / first[1]:.2f} |"
 
 
 def pricing_page() -> str:

@@ -123,12 +123,17 @@ class Timing:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a sampler came to: gap to the optimum, layouts priced in all and until the optimum (none if missed), and seconds."""
+    """What a sampler came to: gap to the optimum, layouts priced in all, seconds in all and until its best, layouts until then.
+
+    `reached` says whether that is the optimum.
+    """
 
     gap: float
     priced: int
-    reached: int | None
     seconds: float
+    best_after: int
+    best_after_s: float
+    reached: bool
 
 
 @dataclass
@@ -215,8 +220,10 @@ def _sampled(problem: Problem, sampler: optuna.samplers.BaseSampler, starts: int
     task = Task(Space(problem), CostModel(problem), 1, SAMPLER_LIMIT_S)
     result = sample(task, sampler, BUDGET, starts)
     best_s = result.progress[-1][2] if result.progress else np.inf
-    reached = next((priced for priced, _, seconds in result.progress if seconds <= optimum_s * (1.0 + REACHED)), None)
-    return Sampling(best_s / optimum_s - 1.0, result.priced, reached, result.found.seconds)
+    enough_s = max(best_s, optimum_s * (1.0 + REACHED))
+    after, after_s = next(((priced, at) for priced, at, seconds in result.progress if seconds <= enough_s), (0, np.nan))
+    reached = bool(best_s <= optimum_s * (1.0 + REACHED))
+    return Sampling(best_s / optimum_s - 1.0, result.priced, result.found.seconds, after, after_s, reached)
 
 
 def page(rows: list[Row], seconds: float) -> str:
@@ -232,8 +239,8 @@ Regenerate with `python results/engines/regenerate.py` ({seconds / 60:.0f} minut
 
 Seconds from the problem to the optimum (the end of the batch or round that held it) and to its proof, and × the proof's time over
 branch and bound's in the same run. Every engine keeps one layout. `tables` prices every layout and gives CP-SAT the objective as
-one table; it refuses spaces of more than {LARGEST:,} layouts (–). `narrowed` fixes
-`{NARROW}`.
+one table; it refuses spaces of more than {LARGEST:,} layouts (–), those with overlap on and off counted once, which `legal
+layouts` counts apart. `narrowed` fixes `{NARROW}`.
 
 {table(PROOFS, (_proof_line(row) for row in rows))}
 
@@ -241,8 +248,8 @@ one table; it refuses spaces of more than {LARGEST:,} layouts (–). `narrowed` 
 
 Every sampler prices {BUDGET} layouts, all different; fewer (in brackets) where there are no more or {SAMPLER_LIMIT_S:.0f} s pass
 first. Each of its points becomes the nearest legal layout that was not priced yet, cut into stages as branch and bound does.
-`from bounds`: the plainest layouts of the {STARTS} frames of least bound come first. Gap to the optimum; 0 @ N: the optimum was
-reached after N layouts.
+`from bounds`: the plainest layouts of the {STARTS} frames of least bound come first. Gap to the optimum @ the layouts, and seconds,
+after which the sampler had its best; a gap of 0 is the optimum.
 {_left_out(names)}
 
 {table(("problem", *names), ((row.case.title, *(_sampler_cell(row, name) for name in names)) for row in rows))}
@@ -260,7 +267,7 @@ def verdict(rows: list[Row], names: list[str]) -> str:
     totals = sum(row.bnb.proof_s for row in both), sum(row.benders.proof_s for row in both)
     tabulated = [row.tables_s / row.bnb.proof_s for row in rows if row.tables_s is not None]
     proved = sum(row.bnb.proved for row in rows), sum(row.benders.proved for row in rows)
-    reached = {name: sum(row.sampled[name].reached is not None for row in rows) for name in names}
+    reached = {name: sum(row.sampled[name].reached for row in rows) for name in names}
     gaps = {name: median(row.sampled[name].gap for row in rows) for name in names}
     order = sorted(names, key=lambda name: (gaps[name], -reached[name]))
     pace = median(row.sampled[order[0]].seconds / row.bnb.proof_s for row in rows)
@@ -298,9 +305,10 @@ def _seconds(timing: Timing) -> tuple[str, str]:
 def _sampler_cell(row: Row, name: str) -> str:
     sampling = row.sampled[name]
     fewer = f" ({sampling.priced})" if sampling.priced < BUDGET else ""
-    if sampling.reached is not None:
-        return f"0 @ {sampling.reached}{fewer}"
-    return (f"{sampling.gap:.1%}" if np.isfinite(sampling.gap) else "none fits") + fewer
+    if not np.isfinite(sampling.gap):
+        return f"none fits{fewer}"
+    gap = "0" if sampling.reached else f"{sampling.gap:.1%}"
+    return f"{gap} @ {sampling.best_after}, {sampling.best_after_s:.1f} s{fewer}"
 
 
 def table(headers: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:

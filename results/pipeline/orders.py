@@ -50,6 +50,11 @@ def schedules() -> str:
         problem = build_problem(*job.asked)
         model = CostModel(problem, load_profile(problem.cluster.accelerator.name))
         rows, steps, peaks, waits = [], {}, {}, {}
+        runs = problem.stack.schedules
+
+        def own(name: str, runs: tuple[str, ...] = runs) -> bool:
+            return name.partition(",")[0] in runs
+
         for schedule in job.schedules:
             print(f"scheduling {job.asked[0]} {schedule}", file=sys.stderr, flush=True)
             layout = complete(problem, parse_layout(f"{job.words},schedule={schedule}"))
@@ -60,7 +65,7 @@ def schedules() -> str:
             steps[schedule], peaks[schedule] = priced.step_time_s, priced.memory.peak_gib
             rows.append(
                 (
-                    schedule,
+                    schedule if own(schedule) else f"{schedule} (not run by it)",
                     wording.seconds(priced.step_time_s),
                     wording.seconds(priced.simulated_step_time_s or priced.step_time_s),
                     wording.percent(waits[schedule]),
@@ -70,12 +75,12 @@ def schedules() -> str:
                 )
             )
         m = complete(problem, parse_layout(job.words)).num_microbatches
-        fastest, leanest = min(steps, key=lambda name: steps[name]), min(peaks, key=lambda name: peaks[name])
-        least = min(waits, key=lambda name: waits[name])
+        fastest, leanest, least = (min(filter(own, each), key=lambda name: each[name]) for each in (steps, peaks, waits))
         parts += [
             f"{job.asked[0]}, {job.asked[2]:,} × {job.asked[1]}, {job.asked[5]}, `{job.words}`, {m} micro-batches:",
             markdown(("schedule", "step", "replay", "waits", "bubble", "ep", "peak"), rows),
-            f"Fastest is {fastest}, {wording.percent(1.0 - steps[fastest] / steps['1f1b'])} shorter than 1f1b, at "
+            f"Of those that {problem.stack.name} runs, the fastest is {fastest}, "
+            f"{wording.percent(1.0 - steps[fastest] / steps['1f1b'])} shorter than 1f1b, at "
             f"{peaks[fastest] / peaks['1f1b']:.2f} of its peak; {least} waits least, {leanest} holds least.",
         ]
     return "\n\n".join(parts) + "\n"

@@ -54,11 +54,16 @@ LLAMA = ("llama-3.1-405b", "hgx-h100", 8192, 2048, 8192, "megatron-lm", "bf16")
 KIMI = ("kimi-k2", "hgx-h100", 512, 4096, 4096, "megatron-bridge", "bf16")
 GPT = ("gpt3-175b", "hgx-a100", 1024, 1536, 2048, "megatron-lm", "bf16")
 QWEN = ("qwen3-235b-a22b", "hgx-h100", 256, 2048, 4096, "megatron-bridge", "bf16")
+V3_H100 = ("deepseek-v3", "hgx-h100", 1024, 8192, 4096, "megatron-bridge", "bf16")
+GLM = ("glm-5", "hgx-b200", 2048, 8192, 4096, "megatron-bridge", "bf16")
 SELECTIVE = "recompute=selective:layernorm+mla_up_proj+moe_act"
 FULL = "recompute=full"
 JOBS = (
     Job(*V3, f"pp=16,ep=64,{FULL}", "Et*4|(t*4|)*14tmL"),
     Job(*V3, f"pp=16,vpp=2,ep=64,{FULL}", "Et*3|(tt|)*29m|L"),
+    Job(*V3_H100, "tp=2,pp=8,vpp=4,ep=64,recompute=selective:mla_up_proj+mlp", "Et|(tt|)*30mL"),
+    Job(*V3_H100, "tp=2,pp=8,vpp=4,ep=64,recompute=selective:mla_up_proj+mlp,offload=optimizer:1", "Ettt|(tt|)*29m|L"),
+    Job(*GLM, f"tp=2,pp=8,vpp=4,ep=32,{FULL}"),
     Job(*LLAMA, f"tp=8,pp=16,{FULL}", "Et*7|(t*8|)*14t*7L"),
     Job(*LLAMA, f"tp=8,pp=16,vpp=4,{FULL}", "Et|(tt|)*62tL"),
     Job(*LLAMA, f"tp=8,pp=16,vpp=7,{FULL}"),

@@ -31,7 +31,7 @@ TRILLION = 1e12
 def supernode_sizes() -> str:
     """The section on what a larger supernode brings."""
     rows, flat, gains, spared = [], {}, {}, {}
-    speeds: list[dict[int, float]] = []
+    beside: dict[str, tuple[float, float]] = {}
     for model, devices, batch, fix in JOBS:
         four, eight = (best(model, three_tier(ratio), devices, batch, fix=fix) for ratio in (4.0, 8.0))
         steps: dict[int, float] = {}
@@ -43,7 +43,7 @@ def supernode_sizes() -> str:
         least = min(steps.values())
         flat[model] = next(size for size in SIZES if steps[size] <= least * (1.0 + FLAT))
         gains[model] = four.step_time_s / least
-        speeds.append({size: four.step_time_s / step for size, step in steps.items()})
+        beside[model] = four.step_time_s / steps[RACK], four.step_time_s / steps[USED]
         rows.append(
             (
                 f"{model}, {_size(model)}",
@@ -70,14 +70,15 @@ H100 throughout, so that only the network differs: servers of eight in a three-t
 between. The mixtures have micro-batch 1 and four kinds of recompute to choose from, to keep searches short. Figures are speed over
 that of the 4:1 cluster, each with its own best layout; “flat from” is the smallest supernode within {FLAT:.0%} of the best.
 “{USED} of {RACK}” leaves eight cards of every rack idle and is counted with them: a ninth of the job's devices does nothing.
+Columns from the job's size on are one machine, all of the job in one supernode: that the gain is flat there says nothing of larger
+jobs.
 
 {markdown(heads, rows)}
 
 **{said}.** Of the models from a trillion parameters on, {", ".join(f"{model} wants {flat[model]:,}" for model in large)}. Less than
 {WORTH:.0%} are in it for {", ".join(none) if none else "none"}; most, {gains[most]:.2f}×, for {most}. It is not the number of
 parameters that asks for a large supernode but the number of experts among which tokens are exchanged: dense models keep TP and CP
-within a server and hide the rest, and a mixture of few experts is served by as many cards as it has experts. Supernodes of 72 are
-worth what {_seventy_two(speeds)} in the mean where jobs fill them, for groups of powers of two then straddle their boundaries.
+within a server and hide the rest, and a mixture of few experts is served by as many cards as it has experts. {_seventy_two(beside)}
 {_idle(spared)}
 """
 
@@ -95,11 +96,14 @@ def _idle(spared: dict[str, float]) -> str:
     return f"{gained}; what it leaves of the speed of all 72: {second}." if lost else f"{gained}."
 
 
-def _seventy_two(speeds: list[dict[int, float]]) -> str:
-    """The size whose mean speed is nearest to that of 72, in words."""
-    mean = {size: sum(each[size] for each in speeds) / len(speeds) for size in SIZES}
-    nearest = min((size for size in SIZES if size != 72), key=lambda size: abs(mean[size] - mean[72]))
-    return f"those of {nearest:,} are"
+def _seventy_two(beside: dict[str, tuple[float, float]]) -> str:
+    """For which models racks of 72 are worth less than supernodes of 64, by what both gain over the 4:1 cluster."""
+    worse = [f"{model} ({rack:.2f}× against {used:.2f}×)" for model, (rack, used) in beside.items() if rack < used * (1.0 - FLAT)]
+    if not worse:
+        return f"Racks of {RACK}, all in use, are worth what supernodes of {USED} are to all."
+    others = "" if len(worse) == len(beside) else "; the others lose nothing by it"
+    why = "groups of powers of two straddle their boundaries"
+    return f"Racks of {RACK}, all in use, are worth less than supernodes of {USED} for {', '.join(worse)}: {why}{others}."
 
 
 def _size(model: str) -> str:

@@ -16,6 +16,7 @@ MODEL, CLUSTER, DEVICES, BATCH = "moe-1.8t", "cloudmatrix-384", 3072, 6144
 SEARCHED = (2, 8, 16, 32)
 BEYOND = (64, 128, 256)
 """More TP ranks than the model's KV heads (32) or heads (128): the stack refuses it, and it is priced all the same."""
+UNSEARCHED_EP = 16
 CLAIMED = 128
 EP, SMALL, LARGE = 64, 8, 1024
 BALANCED = 0.25
@@ -112,9 +113,9 @@ def _unsearched(problem: Problem, tp: int) -> PricedLayout | None:
     fitting = []
     for pp, micro_batch, etp in product((4, 6, 12, 16), (1, 4), (1, 8)):
         dp, rest = divmod(problem.devices, tp * pp)
-        if rest or problem.workload.global_batch % (dp * micro_batch):
+        if rest or problem.workload.global_batch % (dp * micro_batch) or tp * dp % (UNSEARCHED_EP * etp):
             continue
-        words = f"tp={tp},pp={pp},ep=16,etp={etp},micro_batch={micro_batch},offload=optimizer:1"
+        words = f"tp={tp},pp={pp},ep={UNSEARCHED_EP},etp={etp},micro_batch={micro_batch},offload=optimizer:1"
         priced, broken = evaluate(problem, complete(problem, parse_layout(words)), replayed=False)
         if priced.memory.verdict == "fits" and all("heads" in sentence for sentence in broken):
             fitting.append(priced)

@@ -121,6 +121,12 @@ def spread(values: Iterable[float]) -> str:
     return f"{found[0]:.0%} to {found[-1]:.0%}"
 
 
+def so(words: str, holds: bool) -> str:
+    """A sentence that explains figures. AssertionError once they no longer say so: it is to be written anew."""
+    assert holds, f"the rows no longer say: {words}"
+    return words
+
+
 def equal_counts(rows: Sequence[Row]) -> list[str]:
     most = [row for row in rows if row["devices"] == 4096]
     grown = at(most, global_batch=16384)
@@ -131,15 +137,18 @@ def equal_counts(rows: Sequence[Row]) -> list[str]:
     scaled = spread(row[SCALED] for row in grown if SCALED in row)
     times = best["tokens_per_s"] / worst["tokens_per_s"]
     crossing = each(large, lambda row: f"{row['cross_supernode_share']:.0%}")
+    apart = [max(row["mfu"] for row in some) / min(row["mfu"] for row in some) for some in (dense, large)]
+    short = any(row[FIXED] > 1.0 for row in at(most, global_batch=4096) if FIXED in row)
     return [
-        f"MFU of {DENSE} on 4,096 devices, 4 sequences each: {shares(dense)}. Of {LARGEST}: {shares(large)}. Dense models hardly "
-        "tell supernodes apart, the all-to-all of experts does.",
+        f"MFU of {DENSE} on 4,096 devices, 4 sequences each: {shares(dense)}. Of {LARGEST}: {shares(large)}. "
+        + so("Dense models hardly tell supernodes apart, the all-to-all of experts does.", apart[0] < 1.1 and apart[1] > 1.5),
         f"Of the bytes of {LARGEST} that travel between devices, {crossing} leave their supernode.",
-        f"Equal counts are not equal machines: {LARGEST} runs {times:.1f} times as fast on {best['cluster']} as on "
+        so("Equal counts are not equal machines", times > 1.5)
+        + f": {LARGEST} runs {times:.1f} times as fast on {best['cluster']} as on "
         f"{worst['cluster']}. The next two sweeps compare what has one peak, or one price.",
         f"From 1,024 to 4,096 devices the rate per device is {scaled} of what it was where the batch grows with the devices, and "
-        f"{fixed} where it stays (more than all of it where memory was short on 1,024).",
-        f"Memory decides first: {missing(rows)}.",
+        f"{fixed} where it stays{' (more than all of it where memory was short on 1,024)' if short else ''}.",
+        f"{so('Memory decides first', len(at(rows)) < len(rows))}: {missing(rows)}.",
     ]
 
 
@@ -152,13 +161,16 @@ def equal_peak(rows: Sequence[Row]) -> list[str]:
         return f"{each(some, lambda row: f'{rate(row):,.0f}')}, {ratio(some, rate)} apart"
 
     large, dense, moe = (at(rows, model=name, global_batch=8192) for name in (LARGEST, DENSE, "moe:600B"))
+    small = at(rows, model=LARGEST, global_batch=2048)
+    rates = {row["cluster"]: row["tokens_per_s"] for row in large}
+    loses = all(row["tokens_per_s"] < rates[row["cluster"]] for row in small if row["cluster"] in rates)
     return [
         f"2,048 H100 have the peak of {counted(rows)}, to the nearest count that batches and layers divide by. Rates below are "
         "tokens per second for each EFLOP/s of peak, so that what is left of the difference does not count.",
         f"{DENSE}: {said(dense)}.",
         f"moe:600B: {said(moe)}. {LARGEST}: {said(large)}.",
-        f"Many slow devices want a large batch: with 2,048 sequences instead of 8,192, {LARGEST} keeps "
-        f"{kept(at(rows, model=LARGEST, global_batch=2048), large)} of its rate.",
+        f"{so('A large batch keeps more devices busy', loses)}: with 2,048 sequences instead of 8,192, {LARGEST} keeps "
+        f"{kept(small, large)} of its rate.",
         f"Memory comes with the count, not with the peak: {missing(rows)}.",
     ]
 
@@ -173,8 +185,10 @@ def equal_cost(rows: Sequence[Row]) -> list[str]:
         f"At the example prices 2,048 H100 cost an hour what {counted(rows)} do, to the nearest such count. Money below is for "
         "what was given, so that what is left of the difference does not count.",
     ]
+    orders = set()
     for model in (DENSE, "moe:600B", LARGEST):
         some = at(rows, model=model, global_batch=8192)
+        orders.add(tuple(row["cluster"] for row in sorted(some, key=paid)))
         cheap = min(some, key=paid)
         others = [row for row in some if row is not cheap]
         even = each(others, lambda row: f"{prices[row['cluster']] * paid(cheap) / paid(row):.2f}")  # noqa: B023 - called at once
@@ -182,7 +196,8 @@ def equal_cost(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"{model}: a million tokens cost {cost}; the others would cost as little as {cheap['cluster']} at {even} an hour."
         )
-    lines.append("The order of clusters is one of prices, and it moves with the model: put in your own and run it again.")
+    moves = so("The order of clusters is one of prices, and it moves with the model", len(orders) > 1)
+    lines.append(f"{moves}: put in your own and run it again.")
     return lines
 
 
@@ -190,14 +205,19 @@ def deepseek(rows: Sequence[Row]) -> list[str]:
     h800, dies = (by(at(rows, global_batch=15360, cluster=name), "devices") for name in ("hgx-h800", "cloudmatrix-384"))
     grown = spread(row[SCALED] for row in at(rows) if row["global_batch"] == 7.5 * row["devices"] and SCALED in row)
     published = at(h800, devices=2048)[0]
+    falls = all(some[-1][FIXED] < 0.95 for some in (h800, dies))
+    ends = min(row[SCALED] for row in at(rows) if row["global_batch"] == 7.5 * row["devices"] and SCALED in row)
+    dearer = [device_hours(some[-1]) / min(map(device_hours, some)) - 1.0 for some in (h800, dies)]
     return [
         f"On 2,048 H800, the published run, the best is {layout_words(published)}, MFU {published['mfu']:.1%} in BF16.",
         f"At the published batch of 15,360 sequences the rate per device falls to {h800[-1][FIXED]:.0%} on {h800[-1]['devices']:,} "
-        f"H800 and to {dies[-1][FIXED]:.0%} on {dies[-1]['devices']:,} dies: micro-batches run out.",
-        f"With 7.5 sequences for every device it is {grown} over the whole range: the batch, more than the network, stops scaling.",
+        f"H800 and to {dies[-1][FIXED]:.0%} on {dies[-1]['devices']:,} dies{so(': micro-batches run out', falls)}.",
+        f"With 7.5 sequences for every device it is {grown} over the whole range: "
+        + so("the batch, more than the network, stops scaling.", ends > max(h800[-1][FIXED], dies[-1][FIXED])),
         f"What wins by count: {turns(h800)} on hgx-h800; {turns(dies)} on cloudmatrix-384.",
-        f"At the published batch a token costs least on {cheapest(h800)} H800 and on {cheapest(dies)} dies; every doubling beyond "
-        "buys time at a rising price.",
+        f"At the published batch a token costs least on {cheapest(h800)} H800 and on {cheapest(dies)} dies; on "
+        f"{h800[-1]['devices']:,} it takes {dearer[0]:.0%} and {dearer[1]:.0%} more device-hours: "
+        + so("time has its price.", min(dearer) > 0.0),
     ]
 
 
@@ -218,10 +238,15 @@ def lengths(rows: Sequence[Row]) -> list[str]:
     groups = of_each(lambda some: f"tp·cp {some[0]['tp'] * some[0]['cp']} to {some[-1]['tp'] * some[-1]['cp']}", ", ")
     ends = of_each(lambda some: f"{layout_words(some[0])} to {layout_words(some[-1])}")
     redone = of_each(lambda some: first(some, lambda row: row["recompute"] != "none"), ", ")
+    attention = all(
+        some[-1]["tokens_per_s_per_device"] / some[0]["tokens_per_s_per_device"] < 0.5 * some[-1]["mfu"] / some[0]["mfu"]
+        for some in found.values()
+    )
+    grows = all(some[-1]["tp"] * some[-1]["cp"] > 8 * some[0]["tp"] * some[0]["cp"] for some in found.values())
     return [
-        f"From 4K to 1M tokens the rate per device goes from {rates}: mostly the attention that each token costs.",
+        f"From 4K to 1M tokens the rate per device goes from {rates}: {so('mostly by the attention of a token.', attention)}",
         f"MFU, which counts that attention, goes from {flops}. It falls most on {falls}.",
-        f"A sequence is divided over {groups}: four sequences leave nothing to divide by but the sequence itself.",
+        f"A sequence is divided over {groups}: {so('four sequences leave little but itself to divide by.', grows)}",
         f"Layouts go from {ends}.",
         f"Something is recomputed from {redone} on; {missing(rows)}.",
     ]

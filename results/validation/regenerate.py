@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from paraplan.cost_models.intervals import COVERAGE
-from paraplan.cost_models.transfer import COUNTS, DRAWS, leave_one_family_out
+from paraplan.cost_models.transfer import COUNTS, DRAWS, Learnt, leave_one_family_out
 from paraplan.cost_models.validation import Validation, validate
 from paraplan.optimizer.reports import validation as report
 from paraplan.optimizer.reports.validation_plots import write_plots
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from shortfalls import shortfalls  # noqa: E402
 
 
 def main() -> None:
@@ -25,7 +28,7 @@ def main() -> None:
         raise SystemExit("usage: python results/validation/regenerate.py RUNS.csv")
     found = validate(Path(sys.argv[1]))
     write_plots(found, HERE)
-    curve = report.learning_curves(leave_one_family_out(Path(sys.argv[1])))
+    curve = leave_one_family_out(Path(sys.argv[1]))
     (HERE / "README.md").write_text(readme(found, curve), encoding="utf-8")
     words = report.markdown(("column", "pattern", "meaning", "note"), report.vocabulary(), code=(0, 1, 2))
     title = "# From a source's words to a Stack and a Layout"
@@ -40,7 +43,7 @@ def main() -> None:
             writer.writerows(lines)
 
 
-def readme(found: Validation, curve: report.Lines) -> str:
+def readme(found: Validation, curve: Sequence[Learnt]) -> str:
     """The page: accuracy, plots, worst rows, and what was left out."""
     rows, priced = len(found.outcomes), sum(1 for o in found.outcomes if not o.skipped)
     timed = sum(1 for o in found.outcomes if not o.excluded and o.measured_step_time_s and o.predicted_step_time_s)
@@ -82,7 +85,11 @@ def readme(found: Validation, curve: report.Lines) -> str:
             "figures; inside: how often the interval of so many runs holds the step time. One run of MindSpeed or MindFormers",
             "says less than another's: their tables name no grade of the device and take layouts from scripts (±15 %).",
             "",
-            report.markdown(LEFT_OUT, curve),
+            report.markdown(LEFT_OUT, report.learning_curves(curve)),
+            "",
+            "## What falls short, and why",
+            "",
+            shortfalls(found, curve),
             "",
             "## Step time per family and accelerator",
             "",
