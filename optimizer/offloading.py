@@ -26,8 +26,10 @@ def offloaded(setting: Setting, layouts: Sequence[Layout], step_s: float, deadli
     tier = "pool" if problem.cluster.pool else "host"
     moved = {"offload": "activations:1", "recompute": "none"}
     able = [layout for layout in layouts if not violations(problem, layout.model_copy(update=moved))]
-    best = faster(Setting(_moved(problem, tier, able), setting.profile), step_s, deadline.share_s(2)).best if able else []
-    flag = f"--offload-to {tier} searches them"
+    found = faster(Setting(_moved(problem, tier, able), setting.profile), step_s, deadline.share_s(2)) if able else None
+    best, flag = found.best if found else [], f"--offload-to {tier} searches them"
+    if found and not best and not found.complete:
+        return f"activations in the {tier} were not looked at to the end: {flag}"
     if not best:
         return f"with activations in the {tier} no frame of the degrees reported here is faster than the plan: {flag} for others"
     layout, gain = best[0].layout, 1.0 - best[0].step_time_s / step_s

@@ -127,16 +127,23 @@ def plan(
         found = solve(engine, Task(Space(of), CostModel(of, curves), top, limit_s, heard_of("searching")))
         return Answer(of, found, limit_s)
 
+    stopped = False
+
     def rest_after(found: Found) -> Deadline:
-        """No more time where a search was cut short; one that samples is never complete."""
-        return deadline if found.complete or engine == "optuna" else Deadline.after(0.0)
+        """No more time after an interrupt or where a search was cut short; one that samples is never complete."""
+        return deadline if not stopped and (found.complete or engine == "optuna") else Deadline.after(0.0)
 
     def answered_alone(of: Problem, share: float) -> Answer:
+        nonlocal stopped
         found = searched(of, share)
         if left is not None and left.open:
             found = spread_out(Setting(of, curves), found, searched, deadline, heard_of("other spreads"))
         if found.found.best:
-            best, cuts = settled(CostModel(found.problem, curves), found.found, rest_after(found.found), bound_cuts)
+            best, cuts = found.found.best, None
+            try:
+                best, cuts = settled(CostModel(found.problem, curves), found.found, rest_after(found.found), bound_cuts)
+            except KeyboardInterrupt:  # what the search found stands, cut by its rule
+                stopped = True
             found = replace(found, found=replace(found.found, best=best[:top]), cuts=cuts)
         return found
 
@@ -150,17 +157,23 @@ def plan(
         from .explain import explain_infeasible
 
         raise explain_infeasible(problem, model, space)
-    rest = rest_after(found)
     layouts = [*(candidate.layout for candidate in found.best), *([] if waiting is None else [waiting])]
-    priced = _replayed(model, layouts, rest)
+    try:
+        priced = _replayed(model, layouts, rest_after(found))
+    except KeyboardInterrupt:
+        stopped = True
+        priced = _replayed(model, layouts, rest_after(found))
     if slow is not None:
         priced, place = least_harmed(slow, problem, curves, priced, top)
     kept = with_inside(problem, DEFAULT_INSIDE) if inside_by_default else problem
     beyond: list[str] = []
-    if bound_cuts and not rest.passed:
+    if bound_cuts and not rest_after(found).passed:
         reported = [each.layout for each in priced]
-        moved = offloaded(Setting(kept, curves), reported, priced[0].step_time_s, deadline)
-        beyond = [words for words in (other_orders(kept, curves, reported), moved) if words]
+        try:
+            moved = offloaded(Setting(kept, curves), reported, priced[0].step_time_s, deadline)
+            beyond = [words for words in (other_orders(kept, curves, reported), moved) if words]
+        except KeyboardInterrupt:
+            stopped = True
     fastest = Plan(
         paraplan=version("paraplan"),
         problem=problem,
@@ -189,7 +202,7 @@ def plan(
         return fastest
     from .further import Questions, answered
 
-    interrupted = rest.passed and not deadline.passed
+    interrupted = rest_after(found).passed and not deadline.passed
     return answered(fastest, curves, Questions(aims, sensitivity, robust, refine, top), progress, deadline, interrupted)
 
 

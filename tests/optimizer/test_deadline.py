@@ -108,3 +108,18 @@ def test_the_command_says_what_was_not_answered(capsys: pytest.CaptureFixture[st
     assert [said.split()[0] for said in document["unanswered"]] == ["sensitivity", "robust"]
     assert main(["plan", *job, "--fix", NARROW, "--sensitivity"]) == 0
     assert "sensitivity is answered but for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["settled", "offloaded"])
+def test_an_interrupt_after_the_search_leaves_what_it_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts are moved and other places of activations looked at afterwards: without these the plan is the search's own."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 8, 32, 4096)
+    whole = plan(problem)
+    monkeypatch.setattr(f"paraplan.optimizer.planner.{name}", interrupted)
+    found = plan(problem)
+    assert found.certificate.status == "optimal" and found.plan.step_time_s >= whole.plan.step_time_s
+    assert found.plan.memory.verdict == "fits"
