@@ -20,7 +20,7 @@ from .few_runs import doubts_of, few_runs
 from .intervals import Kind, Residuals, intervals_of
 from .many_runs import Search
 from .parameters import FEW_ROWS, PARAMETERS, Fit, Parameter, centres, movable, start_of, summary
-from .pooling import SHARES, Pair, Pool, Prior, Seen
+from .pooling import SHARES, TOLD_BY_ONE_RUN, Pair, Pool, Prior, Seen
 from .profile import Intervals, load_profile
 from .run_files import read_runs, some_ids
 from .run_models import Shape, read_shapes
@@ -183,7 +183,9 @@ def fit_pairs(pairs: Pairs, profile: str | None = None, shipped: bool = True, pr
     pools = pools_of(tuple(found.values()))
     middling = [key for key in found if len(pairs[key]) < MANY_ROWS]
     for key in (*waiting, *middling):
-        found[key] = fit(pairs[key], profile, shipped, priors=priors_of(pools, pair_of(pairs[key])))
+        expected = priors_of(pools, pair_of(pairs[key]))
+        priors = {name: prior for name, prior in expected.items() if name not in TOLD_BY_ONE_RUN}
+        found[key] = fit(pairs[key], profile, shipped, priors=priors)
         if progress is not None:
             progress(len(found) / len(pairs))
     unmeasured = [] if shipped else unmeasured_residuals(pairs, pools, profile)
@@ -212,13 +214,14 @@ def unmeasured_residuals(pairs: Pairs, pools: Mapping[str, Pool], profile: str |
 def pools_of(calibrations: Sequence[Calibration]) -> dict[str, Pool]:
     """What pairs with many rows say of each figure that is pooled."""
     spreads = {p.name: p.spread for p in PARAMETERS}
+    between = {p.name: min(p.spread, p.between) for p in PARAMETERS}
     seen: dict[str, list[Seen]] = {name: [] for name in SHARES}
     for found in calibrations:
         for one in found.fits if found.rows >= FEW_ROWS else ():
             if one.name in seen:
                 variance = spreads[one.name] ** 2 * max(1.0 - one.learnt, 0.0)
                 seen[one.name].append(Seen(found.pair, math.log(one.value / one.prior), variance))
-    return {name: Pool(tuple(ratios), spreads[name], SHARES[name]) for name, ratios in seen.items() if ratios}
+    return {name: Pool(tuple(ratios), between[name], SHARES[name]) for name, ratios in seen.items() if ratios}
 
 
 def priors_of(pools: Mapping[str, Pool], pair: Pair) -> dict[str, Prior]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..search_spaces.groups import groups, inner_strides
+from ..search_spaces.groups import Groups, groups, inner_strides
 from ..search_spaces.layout import (
     FULL_BLOCK,
     FULL_UNIFORM,
@@ -25,8 +25,9 @@ from ..search_spaces.layout import (
 from ..search_spaces.model import MoeMlp, Tensor
 from ..search_spaces.row_keys import distinct_rows
 from .compute import Kernels
+from .loads import recompute_depths
 from .message_times import MessageTimes
-from .network import Crossing, Network
+from .network import Network
 from .operation import FP8
 from .operators import (
     BF16,
@@ -76,8 +77,7 @@ class LayerModel:
         self.model = problem.model
         self.network = network
         self.kernels = Kernels(problem.cluster.accelerator, profile, problem.stack, problem.workload.precision)
-        slowdown = problem.cluster.compute_slowdown_beside_communication
-        self._lost = 1.0 - 1.0 / (1.0 + slowdown.value) if slowdown else 0.0  # of the compute beside which traffic runs
+        self._lost = problem.cluster.lost_beside_communication
         mtp = self.model.mtp.layers if self.model.mtp else 0
         self.blocks: tuple[str, ...] = (*self.model.layer_kinds, *["mtp"] * mtp)
         self.heads = 1 + mtp  # every MTP layer runs the shared head and a loss of its own
@@ -220,8 +220,7 @@ class LayerModel:
         found = []
         for op in self.operators(name, f):
             for message in op.messages:
-                at = self.network.mean_crossing(groups(table, message.dimension), table.devices)
-                level_bytes = self._level_bytes(message, at)
+                level_bytes = self._level_bytes(message, groups(table, message.dimension), table.devices)
                 times = (np.asarray(message.forward + f.zeros), np.asarray(message.backward + f.zeros))
                 found.append(Sent(message.dimension, level_bytes, *times, op.modules))
         return found
@@ -316,13 +315,31 @@ class LayerModel:
         backward[HOST] = np.maximum(backward_s - backward.sum(axis=0), 0.0)
         recompute[HOST] = np.where(full, np.maximum(forward_s - recompute.sum(axis=0), wait_s), 0.0)
         saved = (whole.input_bytes + whole.saved_bytes)[place]
+        kept = saved if name in ENDS else kept  # only layers let go of what they do again
+        resident = resident_share(table.activation_offload)
+        working = saved - kept * resident
         if table.activation_offload.any():
-            moved = table.activation_offload * np.where(table.recompute_mode == FULL_BLOCK, saved, kept)
-            forward[OFFLOAD] = self._move_s(moved, forward)
-            backward[OFFLOAD] = self._move_s(moved, backward + recompute)
-            resident = resident_share(table.activation_offload)
+            self._move(forward, backward, recompute, (saved, kept), table, name in ENDS)
             saved, kept = saved * resident, kept * resident
-        return Piece(forward, backward, recompute, saved, kept, dense, expert, outside)
+        return Piece(forward, backward, recompute, saved, kept, working, dense, expert, outside)
+
+    def _move(
+        self, forward: Floats, backward: Floats, recompute: Floats, held: tuple[Floats, Floats], table: LayoutTable, end: bool
+    ) -> None:
+        """Adds what activations take to leave and to come back beyond the passes beside which they do.
+
+        Of `held`, all that a piece saves and what it keeps under recompute, a layer that is redone moves what it keeps, and brings
+        it back beside its recompute too. Where a depth leaves some layers of a chunk as they are, passes are those of such a layer
+        and recompute is less by what the others do not move; it stays above nothing, since bounds take it to.
+        """
+        saved, kept = (table.activation_offload * each for each in held)
+        as_it_is = end | ((table.recompute_mode == FULL_BLOCK) & (recompute_depths(table) < len(self.blocks)))
+        out_s, back_s = self._move_s(saved, forward), self._move_s(saved, backward)
+        redone_out_s, redone_back_s = self._move_s(kept, forward), self._move_s(kept, backward + recompute)
+        less_s = np.minimum(out_s + back_s - redone_out_s - redone_back_s, recompute.sum(axis=0))
+        forward[OFFLOAD] = np.where(as_it_is, out_s, redone_out_s)
+        backward[OFFLOAD] = np.where(as_it_is, back_s, redone_back_s)
+        recompute[OFFLOAD] = np.where(as_it_is, -less_s, 0.0)
 
     def _move_s(self, moved_bytes: Floats, beside: Floats) -> Floats:
         """Seconds that activations take to leave or come back beyond the pass beside which they do, (n,).
@@ -371,17 +388,18 @@ class LayerModel:
         delay_s = self.problem.stack.scale_out_delay_s.value
         return np.where(sent.leaves(message), delay_s, 0.0) if delay_s else 0.0
 
-    def _level_bytes(self, message: Message, at: Crossing) -> Floats:
-        """Bytes that one message sends across each level, (levels, n)."""
-        net = self.network
+    def _level_bytes(self, message: Message, group: Groups, devices: Ints) -> Floats:
+        """Bytes that one message sends across each level in jobs that use `devices` (n,), mean over ranks, (levels, n)."""
+        net, at = self.network, self.network.mean_crossing(group, devices)
         if message.routing is not None:
             return net.dispatch_bytes(at, message.bytes, message.routing, self._dedup)
         if message.collective == "all_to_all":
             return net.all_to_all_bytes(at, message.bytes)
         if message.collective == "ring":
             return net.ring_pass_bytes(at, message.bytes)
-        passes = 2.0 if message.collective == "all_reduce" else 1.0
-        return passes * net.ring_bytes(at, message.bytes)
+        if message.collective == "all_reduce":
+            return net.all_reduce_bytes(net.crossing(group), at, np.asarray(message.bytes))
+        return net.ring_bytes(at, message.bytes)
 
     @property
     def _dedup(self) -> bool:

@@ -239,11 +239,10 @@ def span_loads(pieces: Pieces, factor: Ints, depth: Ints, start: Cuts, stop: Cut
 def saved_by_turns(saved_bytes: Floats, num_microbatches: Ints, pp: int, vpp: int, stages: Ints) -> Floats:
     """Saved bytes per micro-batch, for `in_flight` of them, of interleaved stages (k,) from their chunks' (n, vpp·k); (n, k).
 
-    At its fullest a stage holds more micro-batches of its early chunks than of its late ones. It is charged for these, or for as
-    many of its mean chunk where that is more: what bounds take a stage to hold at least is then right however its layers are cut.
+    At its fullest a stage holds more micro-batches of its early chunks than of its late ones: these are what it is charged for.
     """
     saved = np.ascontiguousarray(saved_bytes.T).reshape(vpp, len(stages), -1)
-    found = saved.sum(axis=0)
+    found = np.empty(saved.shape[1:])
     few = np.minimum(num_microbatches, TURNS_TOLD * pp)
     for count in np.unique(few).tolist():
         rows = np.flatnonzero(few == count)
@@ -251,7 +250,7 @@ def saved_by_turns(saved_bytes: Floats, num_microbatches: Ints, pp: int, vpp: in
         for place, stage in enumerate(stages.tolist()):
             held = held_by_chunk(pp, vpp, count, stage)
             share = vpp / float(in_flight(INTERLEAVED, pp, vpp, count, stage))
-            found[place, rows] = np.maximum(found[place, rows], (held @ mine[:, place]).max(axis=0) * share)
+            found[place, rows] = (held @ mine[:, place]).max(axis=0) * share
     return np.asarray(found.T)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..search_spaces.groups import DIMENSIONS, groups
-from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, Floats, Ints, LayoutTable, Problem
+from ..search_spaces.layout import FULL_UNIFORM, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import free_bytes
 from ..search_spaces.stack import Footprint
 from ..search_spaces.workload import MEMORY_BAND
@@ -78,16 +78,17 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
 def transient_bytes(pieces: Pieces, table: LayoutTable, footprint: Footprint, last: bool) -> Floats:
     """The largest short-lived block of a stage, (n,), and what a stack keeps beside it whatever the stage holds.
 
-    Backward holds the gradient of the layer's largest tensor and, under full recompute, the layer's own activations again; the
-    last stage holds the logits instead if they are larger; a MoE layer holds its send and receive buffers. FSDP adds two gathered
-    units, one at work and one prefetched, and the whole gradient of one, which ZeRO-2 has too. Where its root unit holds the
-    embedding and the head, it stays gathered and the layers' units come and go beside the rest.
+    Backward holds the gradient of the layer's largest tensor, under full recompute the layer's own activations again, and of what
+    is offloaded the layer's part: copies keep pace with passes, so that one layer's has yet to leave or is back in time. The last
+    stage holds the logits instead if they are larger; a MoE layer holds its send and receive buffers. FSDP adds two gathered units,
+    one at work and one prefetched, and the whole gradient of one, which ZeRO-2 has too. Where its root unit holds the embedding and
+    the head, it stays gathered and the layers' units come and go beside the rest.
     """
     layers = [pieces.pieces[name] for name in pieces.names]
-    full = (table.recompute_mode == FULL_BLOCK) | (table.recompute_mode == FULL_UNIFORM)
     depth = np.where(table.recompute_mode == FULL_UNIFORM, table.recompute_layers, 1)
-    again = np.max([piece.saved_bytes - piece.recomputed_bytes for piece in layers], axis=0)
-    working = np.where(full, again * depth, again) + pieces.largest_saved_bytes + pieces.dispatch_bytes
+    in_work = depth * np.max([piece.working_bytes for piece in layers], axis=0)
+    working = in_work + pieces.largest_saved_bytes + pieces.dispatch_bytes
+    logits = pieces.logits_bytes + pieces.pieces["head"].working_bytes
     head, embedding = (BF16 * pieces.pieces[name].dense_weights for name in ("head", "embedding"))
     units = [BF16 * (piece.dense_weights + piece.expert_weights) for piece in layers]
     gathered = np.where((table.pp > 1) & footprint.gathered_stages, 1.0, 3.0)
@@ -95,11 +96,11 @@ def transient_bytes(pieces: Pieces, table: LayoutTable, footprint: Footprint, la
     if footprint.root_unit:
         working = working + np.max(units, axis=0) * copies
         root = np.where(table.sharding >= ZERO3, (np.where(table.pp == 1, embedding, 0.0) + head) if last else embedding, 0.0)
-        at_loss = pieces.logits_bytes + (0.0 if footprint.root_resharded else root)
+        at_loss = logits + (0.0 if footprint.root_resharded else root)
         held = np.maximum(working + root, at_loss) if last else working + root
     else:
         unit = np.max([*units, head] if last else units, axis=0)
-        held = (np.maximum(working, pieces.logits_bytes) if last else working) + unit * copies
+        held = (np.maximum(working, logits) if last else working) + unit * copies
     buffers = pieces.gradient_buffer_bytes + (head if last and footprint.gradient_buffers else 0.0)
     return np.asarray(held + buffers)
 

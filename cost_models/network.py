@@ -35,6 +35,9 @@ class Crossing:
     sends across the level of a buffer that the group gathers, as a share of it; `outside`: ranks of the group that the level lies
     between; `leaving`: edges of a ring through the group that leave a unit. Of a group that does not tile its units these three
     are those of the rank that has most to send, which sits where fewest of its group do; `Network.mean_crossing` has the means.
+
+    `joined`: units that the level's fabric joins to each other, so many as a group that leaves one touches; `passed`: of the ranks
+    in one unit of the whole fabric, the share that the level lies between.
     """
 
     members: Floats
@@ -42,6 +45,8 @@ class Crossing:
     gathered: Floats
     outside: Floats
     leaving: Floats
+    joined: Floats
+    passed: Floats
 
     @cached_property
     def below(self) -> Floats:
@@ -82,6 +87,7 @@ class _Curves:
     efficiency: Floats
     launch_s: Floats
     hop_s: Floats  # the library's whole hop where it was measured, else the level's latency
+    hop_measured: Bools
     local_cost: Floats
     sm_bytes_per_s: Floats  # of a kernel that crosses the level; where that is not known, as within it, and inf without a limit
     handling_bytes: Floats
@@ -139,12 +145,15 @@ class Network:
             units[index + 1] = np.minimum(units[index], group.units(size, self.devices))
             least[index + 1] = np.maximum(least[index], group.least(size, self.devices))
         members, fan, below = group.size / units[1:], units[:-1] / units[1:], group.size / units[:-1]
+        outside = self._at_worst(members - below, np.diff(least, axis=0))
         return Crossing(
             members,
             fan,
             gathered=self._at_worst((fan - 1.0) / members, 1.0 / least[:-1] - 1.0 / least[1:]),
-            outside=self._at_worst(members - below, np.diff(least, axis=0)),
+            outside=outside,
             leaving=np.where(units[1:] > 1.0, units[1:], 0.0),
+            joined=units[self._innermost],
+            passed=outside / members[self._outermost],
         )
 
     def _at_worst(self, mean: Floats, emptiest: Floats) -> Floats:
@@ -161,19 +170,28 @@ class Network:
         return found
 
     def mean_crossing(self, group: Groups, devices: Ints) -> Crossing:
-        """Places groups on the levels of jobs that use `devices` (n,), mean over all of a layout's groups and ranks."""
+        """Places groups on the levels of jobs that use `devices` (n,), mean over all of a layout's groups and ranks.
+
+        Where units are ragged, a token's chance to meet one is that of as many ranks as a rank has in another unit on the mean.
+        """
         shape = (len(self.levels) + 1, len(group.size))
         units, mates, straddling = np.ones(shape), np.ones(shape), np.zeros(shape)
         units[0], mates[-1] = group.size, group.size
         for index, size in enumerate(self.sizes[:-1], start=1):
             at = group.placement(size, devices)
             units[index], mates[index], straddling[index] = at.units, at.mates, at.straddling
+        members, outer, inner = group.size / units[1:], self._outermost, self._innermost
+        others, beyond = units[inner] - units[outer + 1], mates[outer + 1] - mates[inner]
+        alone = (inner == 0)[:, None] | (others <= 0)
+        whole = (np.arange(len(self.levels)) == outer)[:, None]
         return Crossing(
-            members=group.size / units[1:],
+            members,
             fan=units[:-1] / units[1:],
             gathered=(units[:-1] - units[1:]) / group.size,
             outside=mates[1:] - mates[:-1],
             leaving=(units - (1.0 - straddling))[1:],
+            joined=np.where(alone, units[inner], group.size * others / np.where(alone, 1.0, beyond)),
+            passed=(np.where(whole, members[outer], mates[1:]) - mates[:-1]) / members[outer],
         )
 
     def all_gather_s(self, at: Crossing, total_bytes: Floats) -> Floats:
@@ -189,13 +207,29 @@ class Network:
 
         Within a fabric whose switches reduce, S is sent once instead, through the outermost level, if that is faster.
         """
-        ring = self._fastest("all_reduce", at, 2.0 * self.ring_bytes(at, total_bytes), total_bytes)
+        return np.asarray(np.min(self._all_reduces_s(at, total_bytes), axis=0))
+
+    def all_reduce_bytes(self, at: Crossing, mean: Crossing, total_bytes: Floats) -> Floats:
+        """Bytes that one rank sends across each level to all-reduce `total_bytes`, (levels, n), the way that is timed.
+
+        `at` are the groups as they are timed, `mean` as they lie on the mean.
+        """
+        ring_s, once_s = self._all_reduces_s(at, total_bytes)
+        return np.where(once_s < ring_s, self._once_bytes(mean, total_bytes), 2.0 * self.ring_bytes(mean, total_bytes))
+
+    def _all_reduces_s(self, at: Crossing, total_bytes: Floats) -> tuple[Floats, Floats]:
+        """Seconds from rank to rank, and through switches that reduce, inf where there are none on the way, (n,) each."""
+        ring_s = self._fastest("all_reduce", at, 2.0 * self.ring_bytes(at, total_bytes), total_bytes)
         alone = (at.size > 1) & ~(at.crossed & (self._innermost[:, None] != self._innermost[at.outermost])).any(axis=0)
         reduces = np.array([self._reduces(level) for level in self.levels])[at.outermost] & alone
         if not reduces.any():
-            return ring
-        once = np.where(np.arange(len(self.levels))[:, None] == at.outermost, total_bytes, 0.0)
-        return np.where(reduces, np.minimum(ring, self._collective("all_reduce_in_network", at, once, total_bytes)), ring)
+            return ring_s, np.full_like(ring_s, np.inf)
+        once_s = self._collective("all_reduce_in_network", at, self._once_bytes(at, total_bytes), total_bytes)
+        return ring_s, np.where(reduces, once_s, np.inf)
+
+    def _once_bytes(self, at: Crossing, total_bytes: Floats) -> Floats:
+        """What a rank sends to the switches of the outermost level that its group crosses, (levels, n)."""
+        return np.where(np.arange(len(self.levels))[:, None] == at.outermost, total_bytes, 0.0)
 
     def all_to_all_s(self, at: Crossing, sent_bytes: Floats) -> Floats:
         """All-to-all where every rank holds `sent_bytes` for the group, its own share included, seconds (n,)."""
@@ -271,12 +305,12 @@ class Network:
         """
         if not dedup:
             return np.asarray(token_bytes * routing.top_k * at.outside / at.size)
-        return np.asarray(token_bytes * self._units_hit(at, routing) * at.outside / at.members[self._outermost])
+        return np.asarray(token_bytes * self._units_hit(at, routing) * at.passed)
 
     def _units_hit(self, at: Crossing, routing: Routing) -> Floats:
         """Units of each level's fabric in which a token has an expert, (levels, n)."""
         beyond = np.arange(len(self.levels)) > self.supernode
-        return routing.units_hit(at.size / at.below[self._innermost]) * np.where(beyond, routing.crossing, 1.0)[:, None]
+        return routing.units_hit(at.joined) * np.where(beyond, routing.crossing, 1.0)[:, None]
 
     def _fastest(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
         """The library's algorithm, or straight to every peer at once where all levels that are crossed can."""
@@ -327,6 +361,7 @@ class Network:
             np.array([c.efficiency.value for c in curves]),
             np.array([c.launch_s.value for c in curves]),
             np.where(np.isnan(hop), self.latency, hop),
+            ~np.isnan(hop),
             np.array([c.local_cost.value if c.local_cost else 0.0 for c in curves]),
             np.array([c.sm_bytes_per_s.value if c and c.sm_bytes_per_s else np.inf for c in copying]),
             np.array([c.handling_bytes.value if c and c.handling_bytes else 0.0 for c in copying]),
@@ -369,8 +404,15 @@ class Network:
         )
 
     def _hops(self, name: str, at: Crossing, passes: float) -> Floats:
-        """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree."""
+        """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree.
+
+        As the curves were fitted (collective_fit.wire_and_hops): a measured time per hop is that of rings inside a server, and what
+        switches reduce has its only hop in the launch.
+        """
+        if name.endswith("_in_network"):
+            return np.zeros_like(at.fan)
         if name.removesuffix(self._backend) in EXCHANGES or name.endswith("_direct"):
             return passes * at.crossed.astype(np.float64)
         ring = at.fan - 1.0
-        return passes * np.where(self._ring_kind, ring, np.minimum(ring, at.tree_steps))
+        rings = self._ring_kind | self._curves(name).hop_measured[:, None] & (np.arange(len(self.levels)) == 0)[:, None]
+        return passes * np.where(rings, ring, np.minimum(ring, at.tree_steps))

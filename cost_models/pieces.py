@@ -94,7 +94,8 @@ class Piece:
     """Cost of one piece; times are (components, n) in seconds, bytes (n,).
 
     `recompute_s` and `recomputed_bytes` are for a layer under the row's recompute choice, `saved_bytes` for one that keeps
-    everything.
+    everything; of these what is offloaded is gone. `working_bytes` it has besides while it runs: what it makes again, and what has
+    yet to leave the device, or is back on it.
     """
 
     forward_s: Floats
@@ -102,6 +103,7 @@ class Piece:
     recompute_s: Floats
     saved_bytes: Floats
     recomputed_bytes: Floats
+    working_bytes: Floats
     dense_weights: Floats  # parameters on one rank, shared by its dp·cp group
     expert_weights: Floats  # parameters on one rank, shared by its edp group
     outside_s: tuple[Floats, Floats]  # of messages on links of data parallelism, forward and backward: those that leave the

@@ -45,7 +45,11 @@ HOST = (0.5, 0.05, 0.1, 0.05, 0.1)
 """Hosts are much alike: what floors are underestimated by is common to most stacks."""
 KERNELS = (0.0, 0.1, 0.2, 0.2, 0.2)
 """Kernels and the network between servers come with the device and the software, and tell little of other ones."""
+SUSTAINED = (0.2, 0.3, 0.0, 0.2, 0.2)
+"""What a step sustains of kernels measured alone: tables are of the best shapes at full clocks, so most stacks are documented too
+high, and a generation's clocks and kernels fall short together whatever its host."""
 SHARES: Mapping[str, tuple[float, ...]] = {
+    "efficiency": SUSTAINED,
     "host_floor_dense_s": HOST,
     "attention_efficiency": KERNELS,
     "elementwise_efficiency": KERNELS,
@@ -53,10 +57,13 @@ SHARES: Mapping[str, tuple[float, ...]] = {
 }
 """Share of each label in a figure's prior variance; what is missing to 1 is the pair's own.
 
-Chosen by leaving one pair out at a time, over rows to fit. A stack's efficiency is not pooled: what its documented figure is off
-by on one accelerator says nothing of another, and the floors of layers with experts differ from dispatcher to dispatcher (pooled,
-pairs and families left out are predicted worse).
+Chosen by leaving one pair out at a time, and every pair of one stack, over rows to fit. The floors of layers with experts differ
+from dispatcher to dispatcher (pooled, pairs left out are predicted worse).
 """
+
+TOLD_BY_ONE_RUN = frozenset({"efficiency"})
+"""What a pair's own runs say better however few they are: pooled for pairs that have none (with it as the centre, fits of three
+rows predict others worse)."""
 
 
 def generation(accelerator: str) -> str:

@@ -59,10 +59,13 @@ class Program:
 
 def ends_s(schedule: Schedule, work: Work, p2p_s: Floats) -> Floats:
     """When each stage has done its last pass, (pp, n) seconds from the first forward; `work` (chunks, n), `p2p_s` (n,)."""
-    program = _program(schedule)
+    return _replayed(_program(schedule), work, p2p_s)
+
+
+def _replayed(program: Program, work: Work, p2p_s: Floats) -> Floats:
     durations = program.durations(work)
     rows = len(p2p_s)
-    free = np.zeros((schedule.pp, rows))
+    free = np.zeros((program.schedule.pp, rows))
     message = np.empty((program.slots, rows))
     for step in program.steps:
         end = free[step.stage]
@@ -87,9 +90,9 @@ def stage_ends_s(
         rows = np.flatnonzero(num_microbatches == count)
         mine, edges = _taken(work, rows), p2p_s[rows]
         fewer, turn = reduced(name, pp, count, group), _turn(name, pp, count, group)
-        last = ends_s(usual_schedule(name, pp, vpp, fewer, split_backward, group), mine, edges)
+        last = _replayed(_usual_program(name, pp, vpp, fewer, split_backward, group), mine, edges)
         if fewer < count:
-            before = ends_s(usual_schedule(name, pp, vpp, fewer - turn, split_backward, group), mine, edges)
+            before = _replayed(_usual_program(name, pp, vpp, fewer - turn, split_backward, group), mine, edges)
             last = last + (last - before) * ((count - fewer) // turn)
         found[:, rows] = last
     return found
@@ -98,11 +101,12 @@ def stage_ends_s(
 def least_s(name: str, pp: int, num_microbatches: Ints, totals: Work, p2p_s: Floats) -> Floats:
     """Seconds that no cut of the model into chunks falls below, (n,); `totals` are the whole model's, (1, n).
 
-    Stages do on average a pp-th of all passes, whose pairs save their messages at most, and one micro-batch goes through all
-    chunks and back; its weight gradients can wait. A message crosses every border between stages, which a V has twice.
+    Stages do on average a pp-th of all passes, whose pairs save at most what hides of their messages, and one micro-batch goes
+    through all chunks and back; its weight gradients can wait. A message crosses every border between stages, which a V has twice.
     """
     forward, backward = totals.forward_s[0], totals.backward_s[0]
-    hidden = 0.0 if totals.exchange_s is None or name not in PAIRED else totals.exchange_s[0][0] + totals.exchange_s[1][0]
+    messages = 0.0 if totals.exchange_s is None or name not in PAIRED else totals.exchange_s[0][0] + totals.exchange_s[1][0]
+    hidden = (1.0 - totals.slowed) * messages
     later = 0.0 if totals.weight_s is None or name not in SPLIT else totals.weight_s[0]
     borders = (pp - 1) * (2 if name in V_SHAPED else 1)
     through = forward + backward - later + 2 * borders * p2p_s
@@ -131,10 +135,14 @@ def _taken(work: Work, rows: Ints) -> Work:
         return None if values is None else np.ascontiguousarray(values[:, rows])
 
     exchange = None if work.exchange_s is None else (work.exchange_s[0][:, rows], work.exchange_s[1][:, rows])
-    return Work(work.forward_s[:, rows], work.backward_s[:, rows], of(work.weight_s), exchange, of(work.early_s))
+    return Work(work.forward_s[:, rows], work.backward_s[:, rows], of(work.weight_s), exchange, of(work.early_s), work.slowed)
 
 
-@lru_cache(maxsize=16)  # as large as their schedules
+@lru_cache(maxsize=16)  # up to 10 MiB each; many cuts of one layout are replayed one after the other
+def _usual_program(name: str, pp: int, vpp: int, num_microbatches: int, split_backward: bool, group: int) -> Program:
+    return _program(usual_schedule(name, pp, vpp, num_microbatches, split_backward, group))
+
+
 def _program(schedule: Schedule) -> Program:
     """Messages between stages get a slot when they are sent and give it back when they are read."""
     kind, chunk = schedule.kind.tolist(), schedule.chunk.tolist()

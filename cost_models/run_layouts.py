@@ -11,12 +11,13 @@ from functools import cache
 from pydantic import ValidationError
 
 from ..search_spaces.cluster import ClusterSpec, Figure
-from ..search_spaces.inputs import MOST_DEVICES, load_cluster, load_stack
+from ..search_spaces.inputs import MOST_DEVICES, load_stack
 from ..search_spaces.layout import Layout, Problem
 from ..search_spaces.model import Attention, LatentAttention, ModelSpec, MoeMlp
 from ..search_spaces.stack import GRAPH_MODULES, Stack
 from ..search_spaces.vocabulary import V_SHAPED
 from ..search_spaces.workload import Workload
+from .run_clusters import cluster_of
 from .run_models import Shape, model_of
 from .run_offload import offload_of
 from .run_splits import split_of
@@ -84,10 +85,8 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     if run.defect:
         raise Unpriceable(run.defect)
     _refuse_unsupported(run)
-    cluster_name = meaning("accelerator", device_words(run.text("accelerator")))
-    cluster_name = meaning("site", f"{run.family} | {run.accelerator}") or cluster_name
+    cluster = cluster_of(run)
     precision, gemm_curve = meaning("precision", run.text("precision")).split()
-    cluster = _cluster(cluster_name, run.count("domain_size"))
     if precision not in cluster.accelerator.peak_flops:
         raise Unpriceable(f"{cluster.accelerator.name} has no {precision} rate")
     seq_len, devices = run.needed("seq_len"), run.needed("num_accelerators")
@@ -108,16 +107,6 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     return Job(run, problem, layout, gemm_curve, memory, notes, float(meaning("doubt", run.family)))
 
 
-VENDORS = re.compile(r"^(nvidia|amd|huawei|instinct|tesla|hgx|dgx)[-\s]+", re.IGNORECASE)
-
-
-def device_words(text: str) -> str:
-    """An accelerator's name without its vendor, words joined by "-": NVIDIA H100 80GB HBM3 is h100-80gb-hbm3."""
-    while (shorter := VENDORS.sub("", text)) != text:
-        text = shorter
-    return re.sub(r"(\d+)-?gi?b\b", r"\1gb", re.sub(r"[\s_()]+", "-", text.strip().lower()).strip("-"))
-
-
 def stack_words(run: Run) -> str:
     """The text that the vocabulary's stack entries are matched against."""
     names = ("software", "family", "precision", "optimizer_sharding", "comm_overlap")
@@ -131,24 +120,6 @@ def _refuse_unsupported(run: Run) -> None:
             raise Unpriceable(reason)
     if OFFLOADED.search(said) and not run.text("offload"):
         raise Unpriceable(ACTIVATION_OFFLOAD)
-
-
-@cache
-def _cluster(name: str, domain_size: int | None) -> ClusterSpec:
-    """The catalog's cluster with a supernode of `domain_size` devices, joined as boards of that size are."""
-    cluster = load_cluster(name)
-    if domain_size is None:
-        return cluster
-    place = [level.name for level in cluster.levels].index(cluster.supernode)
-    below = cluster.levels[place - 1].size or 1 if place else 1
-    if domain_size == cluster.levels[place].size or domain_size % below or domain_size <= (below if place else 0):
-        return cluster
-    kind = meaning("board", f"{name} | {domain_size}")
-    joined = {"kind": kind, "in_network_reduction": False} if kind else {}
-    level = cluster.levels[place].model_copy(update={"size": domain_size, **joined})
-    # A level above that would no longer hold whole supernodes goes.
-    above = [each for each in cluster.levels[place + 1 :] if each.size is None or each.size % domain_size == 0]
-    return cluster.model_copy(update={"levels": (*cluster.levels[:place], level, *above)})
 
 
 def _stack_of(run: Run, cluster: ClusterSpec, moe: bool) -> tuple[Stack, tuple[str, ...]]:
@@ -165,7 +136,7 @@ def _stack_of(run: Run, cluster: ClusterSpec, moe: bool) -> tuple[Stack, tuple[s
         meaning("moe_dispatcher", _dispatcher(run)),
         meaning("flex_backend", run.text("moe_dispatcher")),
         meaning("cuda_graphs", run.text("cuda_graphs")),
-        meaning("compiled", run.text("notes")) == "yes",
+        meaning("compiled", f"{found} | {run.text('software')} | {run.text('notes')}") == "yes",
         meaning("scales", run.text("precision")) == ROWWISE,
         meaning("kernels", f"{run.text('software')} | {run.text('comm_overlap')}"),
         meaning("attention", f"{run.text('software')} | {run.text('model')}") == "unfused",

@@ -138,6 +138,8 @@ GRADE = "grade not printed: ±15 %"
 
 DIES = r"(ascend-?)?910(c|-93)(-.*)?|cloudmatrix-?384.*|atlas-[89]00t?-a3.*"
 FSDP_BUILT = r".*(torchtune|lit-?gpt|lightning|olmo|veomni|fairscale|axolotl|accelerate|hugging|transformers|pytorch).*"
+EAGER_BUILT = r"[^|]*(pytorch|torchtune|lightning|fairscale|axolotl|accelerate|hugging|transformers).*"
+UNCOMPILED = r".*(torch\.compile ?= ?(false|off|no)|\bfsdp eager|\b(not |un)compiled|\b(no|without) torch\.compile)\b.*"
 
 VOCABULARY: tuple[Word, ...] = (
     # Accelerator → cluster; the domain_size column sets the size of the supernode. The text matched is
@@ -161,8 +163,11 @@ VOCABULARY: tuple[Word, ...] = (
     Word("accelerator", r"v100.*", "!accelerator without BF16 tensor cores: its attention has no curve"),
     Word("accelerator", r"tpu.*", "!accelerator not in the catalog: TPU"),
     Word("accelerator", r"(.{1,40}).*", r"!accelerator not in the catalog: \1"),
-    # Family | accelerator → the site's own cluster, where its network is known to be another.
+    # Family | accelerator → the site's own cluster, or the links of its servers, where its network is known to be another.
     Word("site", r"bigscience \| a100.*", "jean-zay-a100", "four 100 Gb/s links per server of eight"),
+    Word("site", r"internevo \| a100.*", "4 x 100 Gb/s per server", "InternEvo's own performance document"),
+    Word("site", r".*fms.?fsdp.* \| a100.*", "400 Gb/s per server", "its README"),
+    Word("site", r".*fms.?fsdp.* \| h100.*", "800 Gb/s per server", "its README"),
     Word("site", r".*", ""),
     # Cluster | devices of its supernode → how they are joined, where a board of that size is built in another way.
     Word(
@@ -184,24 +189,25 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*automodel.*", "nemo-automodel"),
     Word("stack", r"megatron-deepspeed \|.*vtrain.*", "megatron-deepspeed-2024"),
     Word("stack", r".*internevo.*", "internevo"),
-    Word("stack", r".*(megatron( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*\| bf16 \|.*", "megatron-deepspeed-bf16"),
-    Word("stack", r".*(megatron( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*", "megatron-deepspeed"),
+    Word("stack", r".*(megatron(-lm)?( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*\| bf16 \|.*", "megatron-deepspeed-bf16"),
+    Word("stack", r".*(megatron(-lm)?( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*", "megatron-deepspeed"),
     Word("stack", r".*(mindspeed|modellink).*", "mindspeed-llm"),
     Word("stack", r".*(mindformers|mindspore).*", "mindformers"),
     Word("stack", r".*\| simumax \|.*", "megatron-simumax"),
-    Word("stack", r".*megatron-bridge.*\| (zero3|hsdp).*", "megatron-fsdp"),
+    Word("stack", r".*(megatron(?!.?deepspeed)|nemo(?!tron)|mcore|primus).*\| (zero-?3|hsdp|fsdp)[^|]*\|.*", "megatron-fsdp"),
     Word("stack", r".*(megatron-bridge|mcore|megatron-core v0\.1[6-9]).*moe-ep-a2a.*", "megatron-bridge-ep-overlap"),
     Word("stack", r"megatron-bridge v0\.[12]\..*", "megatron-bridge-2025"),
     Word("stack", r".*megatron-bridge.*", "megatron-bridge"),
     Word("stack", r".*nemo 24.*", "nemo-24"),
-    Word("stack", r".*nemo.*|.*mlperf.*", "nemo-25"),
+    Word("stack", r".*nemo(?!tron).*|.*mlperf.*", "nemo-25"),
     Word("stack", r".*(megatron-lm (ptd-p )?202[012]|deepspeed zero-3).*", "megatron-lm-2022"),
     Word("stack", r".*(megatron-core r0\.[1-9]\b|megatron-core r0\.1[0-2]|megatron-lm @|megascale).*", "megatron-lm-0.12"),
     Word("stack", r".*deepspeed.*", "deepspeed"),
-    Word("stack", r".*fsdp.*", "torchtitan"),
+    Word("stack", r".*fsdp.*", "~torchtitan", "PyTorch FSDP"),
     Word("stack", r".*(megatron|mcore).*", "megatron-lm"),
     # What is not known by name: the stack of the framework that it is built on, then of how it shards, then the cluster's own.
     Word("stack", r".*(neox|bmtrain).*", "~megatron-deepspeed", "built on Megatron and DeepSpeed"),
+    Word("stack", r".*colossal.*\| zero-?[23] \|.*", "~deepspeed", "ZeRO without a pipeline, in DeepSpeed's manner"),
     Word("stack", r".*(flagscale|primus|colossal|pai-|\bverl\b).*", "~megatron-lm", "built on Megatron-Core, or in its manner"),
     Word("stack", r".*(xtuner|internlm|accelerate|hugging|transformers).*\| zero[123] \|.*", "~deepspeed", "ZeRO of DeepSpeed"),
     Word("stack", FSDP_BUILT, "~torchtitan", "PyTorch FSDP"),
@@ -234,9 +240,9 @@ VOCABULARY: tuple[Word, ...] = (
     Word("optimizer_sharding", r"hsdp[:( ]+(\d+)\)?", r"hsdp:\1"),
     Word("optimizer_sharding", r"hsdp|hybrid_?shard", HYBRID, "PyTorch's own: copies of each supernode's shards"),
     Word("optimizer_sharding", r"(?:zero)?[ -]?(?:stage)?[ -]?([0-3])(\.0)?([^.\d].*)?", r"zero\1"),
-    Word("optimizer_sharding", r"zero\+\+|(megatron-)?fsdp.*|zall|full(y)?_?shard(ed)?|optim_grads_params", "zero3"),
+    Word("optimizer_sharding", r"zero\+\+|(megatron-)?fsdp.*|full(y)?_?shard(ed)?|optim_grads_params", "zero3"),
     Word("optimizer_sharding", r"shard_?grad_?op|optim_grads", "zero2"),
-    Word("optimizer_sharding", r"dist.*opt.*|optim|(enable_)?parallel[_ ]optimizer|optimizer[_ ]parallel.*", "zero1"),
+    Word("optimizer_sharding", r"zall|dist.*opt.*|optim|(enable_)?parallel[_ ]optimizer|optimizer[_ ]parallel.*", "zero1"),
     Word("optimizer_sharding", r"", "blank"),
     # Recompute.
     Word("recompute", r"|none|no|off|false|0", "none", "blank: no source that leaves it out is known to recompute"),
@@ -321,7 +327,11 @@ VOCABULARY: tuple[Word, ...] = (
     Word("cuda_graphs", r".*", ""),
     Word("scales", r".*row-?wise.*", ROWWISE, "operands are cast anew for every GEMM, and gathered in BF16"),
     Word("scales", r".*", ""),
-    Word("compiled", r".*(torch\.compile=(false|off|no)|\bfsdp eager)\b.*", "no", "elementwise work is chains of kernels"),
+    # Whether a PyTorch model is compiled, otherwise elementwise work is chains of kernels. The text matched is "stack | software |
+    # notes", the stack with its "~".
+    Word("compiled", UNCOMPILED, "no"),
+    Word("compiled", r".*compil.*", "yes"),
+    Word("compiled", r"~torchtitan \|" + EAGER_BUILT, "no", "modules run as they are, unless told otherwise"),
     Word("compiled", r".*", "yes"),
     Word("routing", r".*(balanc|capacity 1|megatron-bridge|bridge-studies|mcore-moe).*", "balanced", "forced, or capped"),
     Word("routing", r"dgxc .*", "balanced", "NeMo's performance recipes fill every expert up to a capacity factor of 1"),

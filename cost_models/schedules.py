@@ -29,6 +29,8 @@ ZB_H1, ZB_V, DUALPIPE, DUALPIPEV = SPLIT = ("zb-h1", "zb-v", "dualpipe", "dualpi
 """Schedules that split backward passes, in some places or in all."""
 PAIRED = (DUALPIPE, DUALPIPEV)
 """Schedules whose steady state is pairs of a forward and a backward."""
+MIRRORED = (ZB_V, DUALPIPE, DUALPIPEV)
+"""Schedules whose stages hold one chunk of the first half of the model and its mirror image in the second."""
 KINDS = FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 """A forward, a whole backward, one for the input's gradient alone, one for the weights' gradients alone."""
 NONE = -1

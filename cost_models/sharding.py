@@ -45,6 +45,11 @@ def exchanges(stack: Stack, table: LayoutTable) -> Exchanges:
     )
 
 
+def reduces_gradients(stack: Stack, table: LayoutTable) -> Bools:
+    """Rows whose ranks all-reduce gradients, though under ZeRO-1 each needs its shard alone, (n,)."""
+    return np.asarray((table.sharding == 0) | ((table.sharding == ZERO1) & (stack.zero1_reduction == "all_reduce")))
+
+
 def waiting_gradients(stack: Stack, table: LayoutTable) -> Bools:
     """Rows whose ranks keep whole gradients until the last micro-batch, (n,)."""
     always = stack.footprint.unsharded_gradient_bytes > 0

@@ -5,20 +5,34 @@ hide in pairs, and what stages hold until weight gradients are computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from ..search_spaces.layout import FULL_BLOCK, Floats, Ints
-from .layers import DP, EP, LayerModel
-from .loads import Cuts, Loads, saved_by_turns
+from ..search_spaces.layout import FULL_BLOCK, Floats, Ints, Problem
+from .layers import DP, ENDS, EP, LayerModel
+from .loads import TURNS_TOLD, Cuts, Loads, saved_by_turns
 from .operation import BF16, Factors, Operator
+from .pipeline import held_by_chunk, in_flight
 from .replay import reduced, stage_ends_s
 from .rows import Rows
-from .schedules import INTERLEAVED, SPLIT, Schedule, stage_chunks, stage_share, usual_schedule
+from .schedules import INTERLEAVED, PAIRED, SPLIT, Schedule, stage_chunks, stage_share, usual_schedule
 from .sharding import ZERO2, ZERO3
 from .timeline import Work
 
 GEMMS = ("gemm", "grouped_gemm")
+
+
+def slowed_in_pairs(problem: Problem) -> float:
+    """Share of the compute that a pair of passes loses beside its exchange of tokens: the multiprocessors on which that runs (20 of
+    an H800's 132, arXiv 2412.19437, 3.5.1), or by what traffic slows the cluster's kernels; on engines of its own nothing.
+    """
+    cluster, device = problem.cluster, problem.cluster.accelerator
+    if all(level.offload_engine for level in cluster.levels):
+        return 0.0
+    taken = problem.stack.exchange_sms / device.multiprocessors.value if device.multiprocessors else 0.0
+    return max(min(taken, 1.0), cluster.lost_beside_communication)
 
 
 def by_replay(rows: Rows) -> bool:
@@ -54,17 +68,63 @@ def stage_loads(rows: Rows, chunks: Loads) -> Loads:
     return Loads(share * forward, share * backward, dense, expert, saved, chunks.experts)
 
 
+@dataclass(frozen=True)
+class PassFigures:
+    """What passes of one piece are made of, (n,): of a backward the weight gradients, EP messages that a pair can hide, and of a
+    layer that is redone what comes on top; `again_s` is all that is redone, `kept_bytes` what weight gradients need.
+    """
+
+    weight_s: Floats
+    sent_s: Floats
+    returned_s: Floats
+    resent_s: Floats
+    again_s: Floats
+    kept_bytes: Floats
+
+
+def pass_figures(layers: LayerModel, rows: Rows, name: str) -> PassFigures:
+    """The figures of one piece for each row."""
+    piece, row = rows.pieces.pieces[name], rows.factor
+    again = 0.0 if name in ENDS else 1.0
+    return PassFigures(
+        _weight_s(layers, name, rows),
+        piece.forward_s[EP][row],
+        piece.backward_s[EP][row],
+        again * piece.recompute_s[EP][row],
+        again * piece.again_s[row],
+        _kept_bytes(layers, name, rows),
+    )
+
+
 def pass_times(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Work:
     """What the passes of every chunk take, (pp·vpp, n): weight gradients apart, and the EP messages that a pair can hide."""
     weight = over_chunks(rows, cuts, {name: _weight_s(layers, name, rows) for name in _names(rows)})
-    pieces = rows.pieces.pieces
-    forward = over_chunks(rows, cuts, {name: pieces[name].forward_s[EP][rows.factor] for name in _names(rows)})
-    backward = over_chunks(rows, cuts, {name: pieces[name].backward_s[EP][rows.factor] for name in _names(rows)})
-    again = over_chunks(rows, cuts, {name: pieces[name].recompute_s[EP][rows.factor] for name in rows.pieces.names}, rows.redone)
-    exchange = forward.T, (backward + again).T
+    sent, returned = _exchange_s(rows, cuts)
     whole = rows.column("recompute_mode") == FULL_BLOCK
     early = (recompute_s(rows, cuts) * whole[:, None]).T if recomputes_ahead(rows) else None
-    return Work(chunks.forward_s.T, chunks.backward_s.T, np.minimum(weight, chunks.backward_s).T, exchange, early)
+    split, slowed = np.minimum(weight, chunks.backward_s).T, slowed_in_pairs(rows.problem)
+    return Work(chunks.forward_s.T, chunks.backward_s.T, split, (sent.T, returned.T), early, slowed)
+
+
+def _exchange_s(rows: Rows, cuts: Cuts) -> tuple[Floats, Floats]:
+    """EP messages of every chunk's forward and backward pass, (n, pp·vpp) seconds each."""
+    pieces, at = rows.pieces.pieces, rows.factor
+    forward = over_chunks(rows, cuts, {name: pieces[name].forward_s[EP][at] for name in _names(rows)})
+    backward = over_chunks(rows, cuts, {name: pieces[name].backward_s[EP][at] for name in _names(rows)})
+    again = over_chunks(rows, cuts, {name: pieces[name].recompute_s[EP][at] for name in rows.pieces.names}, rows.redone)
+    return forward, backward + again
+
+
+def busiest_s(rows: Rows, cuts: Cuts) -> Floats:
+    """What the stage that works longest works in a step, at least, (n,) seconds: all that pairs can hide is left out."""
+    pp, vpp, schedule = rows.shape
+    load = stage_loads(rows, rows.chunks(cuts))
+    each = load.forward_s + load.backward_s
+    if schedule in PAIRED:
+        place, (sent, returned) = stage_chunks(schedule, pp, vpp), _exchange_s(rows, cuts)
+        hides = stage_share(schedule) * (1.0 - slowed_in_pairs(rows.problem))
+        each = each - hides * (sent + returned)[:, place].sum(axis=1)
+    return np.asarray(rows.column("num_microbatches") * each.max(axis=1))
 
 
 def pipeline_ends_s(rows: Rows, work: Work) -> Floats:
@@ -77,23 +137,43 @@ def pipeline_ends_s(rows: Rows, work: Work) -> Floats:
 
 def held_bytes(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Floats:
     """Activations that every stage holds at its fullest, (n, pp): whole ones until a backward pass, and what weight gradients need
-    until these. Interleaved stages are charged for as many of their mean chunk where that is more, as in `saved_by_turns`.
+    until these.
     """
     pp, vpp, schedule = rows.shape
     kept, place = kept_bytes(layers, rows, cuts), stage_chunks(schedule, pp, vpp)
     found = np.empty((len(rows), pp))
-    stack = rows.problem.stack
-    splits, group = stack.split_backward, stack.microbatch_group
+    group = rows.problem.stack.microbatch_group
     counts = np.array([reduced(schedule, pp, m, group) for m in rows.column("num_microbatches").tolist()])
     for count in np.unique(counts).tolist():
-        mine, order = counts == count, usual_schedule(schedule, pp, vpp, count, splits, group)
-        for stage in range(pp):
+        mine = counts == count
+        for stage, held in enumerate(_moments(rows, count)):
             each = np.concatenate([chunks.saved_bytes[mine][:, place[:, stage]], kept[mine][:, place[:, stage]]], axis=1)
-            found[mine, stage] = (each @ order.held(stage).T).max(axis=1)
-            if schedule == INTERLEAVED:
-                alike = chunks.saved_bytes[mine][:, place[:, stage]].mean(axis=1) * order.in_flight(stage)
-                found[mine, stage] = np.maximum(found[mine, stage], alike)
+            found[mine, stage] = (each @ held.T).max(axis=1)
     return found
+
+
+def held_moments(rows: Rows) -> tuple[Ints, ...]:
+    """Of every stage of one row the micro-batches that it keeps of each of its chunks, and where its schedule is replayed what it
+    keeps of each for weight gradients, at the moments when it may be at its fullest, (moments, columns).
+    """
+    (pp, vpp, schedule), m = rows.shape, int(rows.column("num_microbatches")[0])
+    if by_replay(rows):
+        return _moments(rows, reduced(schedule, pp, m, rows.problem.stack.microbatch_group))
+    if schedule == INTERLEAVED:
+        return tuple(held_by_chunk(pp, vpp, min(m, TURNS_TOLD * pp), stage) for stage in range(pp))
+    return tuple(np.reshape(in_flight(schedule, pp, vpp, m, stage), (1, 1)) for stage in range(pp))
+
+
+def _moments(rows: Rows, num_microbatches: int) -> tuple[Ints, ...]:
+    """The same of replayed schedules, `Schedule.held` of every stage."""
+    (pp, vpp, schedule), stack = rows.shape, rows.problem.stack
+    return _usual_moments(schedule, pp, vpp, num_microbatches, stack.split_backward, stack.microbatch_group)
+
+
+@lru_cache(maxsize=512)
+def _usual_moments(name: str, pp: int, vpp: int, num_microbatches: int, split_backward: bool, group: int) -> tuple[Ints, ...]:
+    order = usual_schedule(name, pp, vpp, num_microbatches, split_backward, group)
+    return tuple(order.held(stage) for stage in range(pp))
 
 
 def kept_bytes(layers: LayerModel, rows: Rows, cuts: Cuts) -> Floats:

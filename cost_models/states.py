@@ -13,7 +13,7 @@ from .memory import StaticRates, communicator_count, static_rates
 from .network import Network
 from .operators import BF16, FP32
 from .profile import Profile
-from .sharding import ZERO1, copy_groups, exchanges, shard_group
+from .sharding import ZERO1, copy_groups, exchanges, reduces_gradients, shard_group
 
 Pair = tuple[Floats, Floats]
 """Figures for dense and for expert weights, (n,) each."""
@@ -87,8 +87,7 @@ class States:
             mean = np.maximum(weights / table.pp, 1.0)
             sent_bytes, at = stack.sent_gradient_bytes * mean, network.crossing(group)
             scatter, reduce = network.reduce_scatter_s(at, sent_bytes), network.all_reduce_s(at, sent_bytes)
-            sharded = np.where((table.sharding == ZERO1) & (stack.zero1_reduction == "all_reduce"), reduce, scatter)
-            once = np.where(often.scatters_once, sharded, np.where(table.sharding == 0, reduce, 0.0))
+            once = np.where(reduces_gradients(stack, table), reduce, np.where(often.scatters_once, scatter, 0.0))
             if weights is dense and often.copies_once.any():
                 between = network.all_reduce_s(network.crossing(copy_groups(table)), sent_bytes / group.size)
                 once = once + np.where(often.copies_once, between, 0.0)

@@ -379,7 +379,8 @@ class CostModel:
         piped = (table.pp > 1) & self.problem.stack.slower_in_pipelines
         uniform = np.where(table.recompute_mode == FULL_UNIFORM, table.recompute_layers, 0)
         sharded = table.sharding >= ZERO2
-        moved = [table.activation_offload] if table.activation_offload.any() else []
+        partly = recompute_depths(table) < len(self.blocks)
+        moved = [table.activation_offload, partly] if table.activation_offload.any() else []
         fsdp = [np.where(sharded, getattr(table, name), 0) for name in FSDP_COLUMNS] if sharded.any() else []
         of_piece = [getattr(table, name) for name in PIECE_COLUMNS]
         return distinct_rows([*of_piece, *inner_strides(table), uniform, piped, *moved, *fsdp])

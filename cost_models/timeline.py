@@ -62,7 +62,7 @@ class Work:
 
     `weight_s` is the share of `backward_s` that a split backward leaves for later, `exchange_s` what of forward and of backward are
     messages that can run beside the other pass of a pair, and `early_s` what of a backward needs no gradient (its recompute) and
-    may be done in the bubble before that comes.
+    may be done in the bubble before that comes. Pairs lose the `slowed` share of the compute beside their messages.
     """
 
     forward_s: Floats
@@ -70,12 +70,13 @@ class Work:
     weight_s: Floats | None = None
     exchange_s: tuple[Floats, Floats] | None = None
     early_s: Floats | None = None
+    slowed: float = 0.0
 
     def row(self, row: int) -> Work:
         """The figures of one of many rows, (chunks,)."""
         exchange = None if self.exchange_s is None else (self.exchange_s[0][:, row], self.exchange_s[1][:, row])
         weight, early = (None if each is None else each[:, row] for each in (self.weight_s, self.early_s))
-        return Work(self.forward_s[:, row], self.backward_s[:, row], weight, exchange, early)
+        return Work(self.forward_s[:, row], self.backward_s[:, row], weight, exchange, early, self.slowed)
 
     def of(self, kind: int, chunk: int) -> Floats:
         """Seconds of a pass on its own."""
@@ -88,13 +89,15 @@ class Work:
 
     def of_pair(self, forward: int, backward: int) -> Floats:
         """Seconds of the forward of one chunk beside the backward of another: kernels share the device and messages the network,
-        so a pair takes what is the longer of them (arXiv 2412.19437, 3.2.1), and no less than either pass alone.
+        so a pair takes what is the longer of them (arXiv 2412.19437, 3.2.1), and no less than either pass alone. Kernels that end
+        later than the messages have made up by then what these slowed.
         """
         first, second = self.forward_s[forward], self.backward_s[backward]
         if self.exchange_s is None:
             return np.asarray(first + second)
         messages = self.exchange_s[0][forward] + self.exchange_s[1][backward]
-        return np.asarray(np.maximum(np.maximum(first + second - messages, messages), np.maximum(first, second)))
+        kernels = first + second - (1.0 - self.slowed) * messages
+        return np.asarray(np.maximum(np.maximum(kernels, messages), np.maximum(first, second)))
 
 
 @dataclass(frozen=True, eq=False)

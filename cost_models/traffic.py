@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..search_spaces.groups import groups
+from ..search_spaces.groups import Groups, groups
 from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, LayoutTable
 from ..search_spaces.row_keys import row_keys
 from .layers import ENDS
 from .loads import Cuts
 from .operators import BF16
 from .rows import Rows
-from .sharding import copy_groups, exchanges, shard_group
+from .sharding import copy_groups, exchanges, reduces_gradients, shard_group
 from .step import CostModel, moved_share
 
 MESSAGE_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_type", "rank_order")
@@ -91,16 +91,23 @@ def _data_bytes(model: CostModel, table: LayoutTable, dense: Floats, expert: Flo
     """Gradients and weights of the mean stage, once per step or in every micro-batch, and between the copies of HSDP's shards."""
     stack, often = model.problem.stack, exchanges(model.problem.stack, table)
     gradient_bytes, m = float(stack.sent_gradient_bytes), table.num_microbatches.astype(np.float64)
-    scatters = np.where(table.sharding == 0, 2.0, often.scatters_once + often.scatters_each * m)
+    reduced = reduces_gradients(stack, table)
+    scatters = np.where(reduced, 0.0, often.scatters_once + often.scatters_each * m)
     gathers = often.gathers_once + 2.0 * m * often.gathers_each
     for dimension, group, total in (("dp", shard_group(table), dense), ("edp", groups(table, "edp"), expert)):
         mean = total / table.pp
         sent = model.network.ring_bytes(model.network.mean_crossing(group, table.devices), mean)
-        yield dimension, sent * (scatters * gradient_bytes + gathers * BF16)
+        sent = sent * (scatters * gradient_bytes + gathers * BF16)
+        yield dimension, sent + np.where(reduced, _reduced_bytes(model, table, group, gradient_bytes * mean), 0.0)
         between = often.copies_once + often.copies_each * m
         if dimension == "dp" and between.any():
-            at = model.network.mean_crossing(copy_groups(table), table.devices)
-            yield dimension, 2.0 * gradient_bytes * model.network.ring_bytes(at, mean / group.size) * between
+            yield dimension, between * _reduced_bytes(model, table, copy_groups(table), gradient_bytes * mean / group.size)
+
+
+def _reduced_bytes(model: CostModel, table: LayoutTable, group: Groups, total_bytes: Floats) -> Floats:
+    """What a rank of a group sends across each level to all-reduce, (levels, n)."""
+    network = model.network
+    return network.all_reduce_bytes(network.crossing(group), network.mean_crossing(group, table.devices), total_bytes)
 
 
 def _pipeline_bytes(model: CostModel, table: LayoutTable, message_bytes: Floats) -> tuple[str, Floats]:

@@ -21,6 +21,7 @@ from paraplan.search_spaces.layout import Layout, Problem, Recompute, parse_offl
 from paraplan.search_spaces.model import Attention, DenseMlp, LatentAttention, MoeMlp
 
 BF16, FP32 = 2.0, 4.0
+COMPONENTS = ("compute", "tp", "cp", "ep", "dp", "host", "offload")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Op:
 class Times:
     """Seconds of one pass by component."""
 
-    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("compute", "tp", "cp", "ep", "dp", "host"), 0.0))
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COMPONENTS, 0.0))
 
     @property
     def total(self) -> float:
@@ -75,6 +76,7 @@ class PieceCost:
     recompute: Times
     saved: float
     kept: float
+    moved: tuple[float, float]  # of what is saved, and of what is kept, the bytes that leave
     dense: float
     expert: float
 
@@ -115,7 +117,7 @@ class Reference:
         self.sent_gradient = self.stack.reduced_gradient_bytes or self.stack.gradient_bytes
         self.recompute = Recompute.parse(layout.recompute)
         self.sharding, self.hsdp = parse_sharding(layout.optimizer_sharding)  # 0 none, 1 zero1, 2 zero2, 3 zero3, 4 hsdp
-        self.offload = parse_offload(layout.offload)[0]
+        self.offload, self.leaving = parse_offload(layout.offload)
         mtp = self.model.mtp.layers if self.model.mtp else 0
         self.heads = 1 + mtp
         self.blocks = [*self.model.layer_kinds, *["mtp"] * mtp]
@@ -470,14 +472,19 @@ class Reference:
         crossed = [i for i, (_, fan) in enumerate(at) if fan > 1]
         if all(self.goes_straight(name, i) for i in crossed):
             once_s = min(once_s, self._algorithm_s(f"{name}_direct", ranks, sent, buffer))
-        top = self.levels[crossed[-1]]
-        fabrics = {self.levels[i].efficiency_profile for i in crossed}
-        if name != "all_reduce" or len(fabrics) > 1 or not top.in_network_reduction:
-            return once_s
-        if "all_reduce_in_network" not in self.profile.collectives[top.efficiency_profile]:
-            return once_s
+        return min(once_s, self.in_switches_s(message, ranks))
+
+    def in_switches_s(self, message: Msg, ranks: list[list[int]]) -> float:
+        """An all-reduce through switches that reduce; without end where they do not, or it leaves their fabric."""
+        at = self.place(ranks)
+        crossed = [i for i, (_, fan) in enumerate(at) if fan > 1]
+        top, fabrics = self.levels[crossed[-1]], {self.levels[i].efficiency_profile for i in crossed}
+        curves = self.profile.collectives[top.efficiency_profile]
+        able = top.in_network_reduction and "all_reduce_in_network" in curves
+        if message.collective != "all_reduce" or len(fabrics) > 1 or not able:
+            return inf
         once = [message.bytes if i == crossed[-1] else 0.0 for i in range(len(at))]
-        return min(once_s, self._algorithm_s("all_reduce_in_network", ranks, once, buffer))
+        return self._algorithm_s("all_reduce_in_network", ranks, once, message.bytes)
 
     def delivered(self, message: Msg, ranks: list[list[int]]) -> dict[str, float]:
         """Copies that a fused exchange brings to the units which each fabric joins, those of a rank's own in, in bytes."""
@@ -525,8 +532,10 @@ class Reference:
             fabrics[level.efficiency_profile] += (sent[i] / links + local * copied[i]) / rate * ramp
             hop_s = curve.hop_latency_s.value if curve.hop_latency_s else level.latency_s.value
             at_once = name in ("all_to_all", "moe_dispatch", "moe_combine") or name.endswith("_direct")
-            steps = inner_curve.passes if at_once else inner_curve.passes * min(fan - 1, 2 * ceil(log2(fan)))
-            delay_s += steps * hop_s
+            rings = i == 0 and curve.hop_latency_s is not None  # of servers were measured hop by hop
+            steps = 1 if at_once else fan - 1 if rings else min(fan - 1, 2 * ceil(log2(fan)))
+            if not name.endswith("_in_network"):  # which has its hop in the launch
+                delay_s += inner_curve.passes * steps * hop_s
         outermost = max(i for i, (_, fan) in enumerate(at) if fan > 1)
         return self._curve(name, outermost).launch_s.value + delay_s + (max(fabrics.values()) ** 4 + copying_s**4) ** 0.25
 
@@ -689,7 +698,27 @@ class Reference:
             backward.parts["host"] = max(floor_s + back - backward.total, 0.0)
             if self.recompute.mode in (2, 3):
                 recompute.parts["host"] = max(floor_s + once - recompute.total, wait_s)
-        return PieceCost(forward, backward, recompute, saved, kept, dense, expert)
+        kept = kept if layer else saved
+        self._offload(forward, backward, recompute, saved * self.leaving, kept * self.leaving, layer)
+        return PieceCost(forward, backward, recompute, saved, kept, (saved * self.leaving, kept * self.leaving), dense, expert)
+
+    def _offload(self, forward: Times, backward: Times, recompute: Times, saved: float, kept: float, layer: bool) -> None:
+        """Activations go away beside the forward and come back beside the backward, after its recompute if there is any.
+
+        Where only some layers of a chunk are redone, `recompute` holds the difference; it never makes redoing free.
+        """
+
+        def exposed_s(moved: float, *passes: Times) -> float:
+            beside = ["compute", "host"] if self.workload.offload_to == "pool" else list(forward.parts)
+            free_s = sum(each.parts[part] for each in passes for part in beside)
+            return max(moved / self.cluster.tier(self.workload.offload_to).bandwidth_bytes_per_s.value - free_s, 0.0)
+
+        as_it_is = exposed_s(saved, forward), exposed_s(saved, backward)
+        redone = exposed_s(kept, forward), exposed_s(kept, backward, recompute)
+        if self.recompute.mode == 2 and self.recompute.layers < len(self.blocks):
+            recompute.parts["offload"] = max(sum(redone) - sum(as_it_is), -recompute.total)
+            redone = as_it_is
+        forward.parts["offload"], backward.parts["offload"] = redone if layer else as_it_is
 
     def tp_calls(self, name: str, side: str) -> float:
         """TP collectives of one pass over a layer, hidden ones aside."""
@@ -789,7 +818,7 @@ class Reference:
                 b[c] += cost.backward.total + (cost.recompute.total if again else 0.0)
                 dense[c] += cost.dense
                 expert[c] += cost.expert
-                activations[c] += cost.kept if again else cost.saved
+                activations[c] += cost.kept - cost.moved[1] if again else cost.saved - cost.moved[0]
         if len(self.chunks) > 1 and (self.model.tied_embeddings or self.model.mtp):
             with_mtp = [c for c, chunk in enumerate(self.chunks) if any(name == "mtp" for name, _ in chunk)]
             dense[with_mtp[0] if with_mtp else -1] += costs["embedding"].dense
@@ -882,7 +911,7 @@ class Reference:
                 gradients = {c: gradients[c] + seconds * held[c] / mean for c in chunks}
             share = 1 / len(ranks[0]) if self.sharding else 1.0
             optimizer += mine * share * touched * (1 - self.offload) / memory
-            host = self.cluster.host_link
+            host = self.cluster.tier(self.workload.offload_to)
             if self.stack.offloaded_step == "host":
                 copied, stepped_s = FP32 + BF16, touched / host.memory_bandwidth_bytes_per_s.value
             else:
@@ -956,7 +985,7 @@ class Reference:
             "dp": busy.parts["dp"] + after["dp"],
             "bubble": min(still_s, path_s) - busy.total,
             "optimizer": after["optimizer"],
-            "offload": after["offload"],
+            "offload": busy.parts["offload"] + after["offload"],
             "host": busy.parts["host"] + self.stack.step_overhead_s.value,
         }
 
@@ -987,9 +1016,8 @@ class Reference:
                 terms["gradients"] += self.stack.gradient_bytes * parameters / count
             states = self.stack.optimizer_bytes * parameters / (count if self.sharding >= 1 else 1)
             terms["optimizer"] += states * (1 - self.offload)
-        # Micro-batches in flight; an interleaved stage holds mean chunks, or what its order holds where that is more.
-        flight = min(pp - stage, m) if vpp == 1 else min(m * vpp, 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1) / vpp
-        terms["activations"] = sum(activations[c] for c in held) * flight
+        # Micro-batches in flight; an interleaved stage holds what its order holds of each of its chunks.
+        terms["activations"] = 0.0 if vpp > 1 else sum(activations[c] for c in held) * min(pp - stage, m)
         if vpp > 1:
             order, now = build_schedule("interleaved", pp, vpp, m), 0.0
             for kind, chunk in zip(order.kind[stage].tolist(), order.chunk[stage].tolist(), strict=True):
@@ -1002,7 +1030,8 @@ class Reference:
 
     def _transient(self, costs: dict[str, PieceCost], last: bool) -> float:
         layers = {name: costs[name] for name in self.blocks}
-        again = max(cost.saved - cost.kept for cost in layers.values())
+        # The layer at work is there whole: what it makes again, and what will leave or has come back.
+        again = max(cost.saved - cost.kept + cost.moved[1] for cost in layers.values())
         if self.recompute.mode == 3:
             again *= self.recompute.layers
         largest = max(op.saved for name in layers for op in self.operators(name))
@@ -1013,7 +1042,7 @@ class Reference:
         logits = 0.0
         if last:
             columns = self.vocab if self.stack.gathered_logits else self.vocab / self.layout.tp
-            logits = (self.keeps.logit_bytes + (self.heads - 1) * FP32) * self.tokens * columns
+            logits = (self.keeps.logit_bytes + (self.heads - 1) * FP32) * self.tokens * columns + costs["head"].moved[0]
         pp = self.layout.pp
         resident = pp > 1 and self.keeps.gathered_stages
         copies = {0: 0, 1: 0, 2: 1}.get(self.sharding, 1 if resident else 3)

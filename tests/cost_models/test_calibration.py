@@ -18,8 +18,8 @@ from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.transfer import learning_curve
 from paraplan.cost_models.trials import Priced
 from paraplan.cost_models.validation import outcomes_of, validate
+from paraplan.optimizer.assumptions import assumptions
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.planner import assumptions
 from paraplan.optimizer.reports.calibration import doubts, figure_lines, profile_yaml
 from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem

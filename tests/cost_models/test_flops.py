@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from paraplan.cost_models.details import detail, model_flops
 from paraplan.cost_models.step import CostModel
-from paraplan.optimizer.planner import with_default_stages
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.search_spaces.inputs import build_problem, load_model
 from paraplan.search_spaces.layout import Layout
 from paraplan.search_spaces.model import Attention, DenseMlp, LatentAttention, ModelSpec, MoeMlp

@@ -11,7 +11,7 @@ from paraplan.cost_models.operators import Factors, Operator, layer_operators
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.sharding import shard_group
 from paraplan.cost_models.step import CostModel
-from paraplan.optimizer.planner import with_default_stages
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.search_spaces.cluster import Figure
 from paraplan.search_spaces.inputs import build_problem, load_accelerator, load_model, load_stack
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem

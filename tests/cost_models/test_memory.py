@@ -15,7 +15,7 @@ from paraplan.cost_models.layers import LayerModel
 from paraplan.cost_models.memory import GIB
 from paraplan.cost_models.operators import logits_bytes
 from paraplan.cost_models.step import CostModel
-from paraplan.optimizer.planner import with_default_stages
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.search_spaces.inputs import build_problem, load_model, load_stack
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem, Split
 from paraplan.search_spaces.model import ModelSpec

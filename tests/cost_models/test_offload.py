@@ -9,7 +9,8 @@ import pytest
 from paraplan.cost_models.details import Detail, detail
 from paraplan.cost_models.memory import GIB
 from paraplan.cost_models.step import CostModel
-from paraplan.optimizer.planner import evaluate, plan, with_default_stages
+from paraplan.optimizer.evaluation import evaluate, with_default_stages
+from paraplan.optimizer.planner import plan
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import InputError
@@ -61,6 +62,33 @@ def test_offloaded_activations_leave_the_device(share: float) -> None:
     assert less.breakdown_s["offload"] == 0
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_layer_at_work_stays_on_the_device(recompute: str) -> None:
+    """However much leaves: a layer's activations are there while it makes or needs them. Two micro-batches of 17 layers in flight.
+
+    A stage that sends half away holds half of 34 layers and the other half of one; sending all, one. Redone layers leave their
+    inputs behind, 2·8192·4096 bytes over TP 2, and one layer is made anew, its input among what it takes.
+    """
+    stages = {"pp": 2, "dp": 2, "edp": 4, "num_microbatches": 16, "recompute": recompute}
+    problem = job(linked(1e15, cluster="atlas-800t-a2"), stack="mindspeed-llm")
+    whole = priced(problem, "none", **stages | {"recompute": "none"})[2].stage_bytes[0]
+    layer = whole["activations"] / 34 if recompute == "none" else 2 * 8192 * 4096 / 2
+    held = {f: priced(problem, f"activations:{f}", **stages)[2].stage_bytes[0] for f in (0.0, 0.5, 1.0)}
+    for share, terms in held.items():
+        assert terms["activations"] == pytest.approx((1 - share) * 34 * layer, rel=1e-9, abs=100)
+        assert terms["transient"] - held[0.0]["transient"] == pytest.approx(share * layer, rel=1e-6)
+    # The layer made anew is there whole beside the inputs of all.
+    assert held[0.0]["transient"] - whole["transient"] == pytest.approx(whole["activations"] / 34 - layer, rel=1e-6)
+
+
+def test_redone_layers_move_their_inputs_alone() -> None:
+    """Over 1 MB/s nothing is hidden to speak of: out and back go 32 layers' inputs and what the head keeps, 8 times a step."""
+    rate, hidden = 1e6, 2 * 8192 * 4096 / 2
+    problem = job(stack="mindspeed-llm", cluster=linked(rate, cluster="atlas-800t-a2"))
+    found = priced(problem, "activations:1", recompute="full")[2]
+    assert found.breakdown_s["offload"] == pytest.approx(8 * 2 * (32 + 2) * hidden / rate, rel=0.01)
+
+
 def test_a_slow_link_exposes_what_no_pass_hides() -> None:
     """At a rate where copies dwarf compute, each micro-batch pays for its bytes out and back, less what its passes take."""
     rate = 2e8
@@ -107,7 +135,7 @@ def test_a_pool_is_reached_over_its_own_link_and_shares_it() -> None:
     tight = CostModel(job(linked(1e10, 1e8, "cloudmatrix-384", "pool"), offload_to="pool"))
     _, layout, _ = priced(job(cluster), "optimizer:1")
     assert not tight.price(LayoutTable.from_layouts([layout])).fits[0]
-    with pytest.raises(InputError, match="no pool"):
+    with pytest.raises(InputError, match=r"no pool of memory, and that of other devices is not priced as one .* host is"):
         job(offload_to="pool")
 
 
@@ -152,6 +180,23 @@ def test_stages_are_cut_within_what_the_pool_holds() -> None:
     assert tight_s > free_s
     for room, least_s in ((1e13, free_s), (0.9 * needed, tight_s)):
         assert plan(asked(room), top=1).plan.step_time_s == pytest.approx(least_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("rate", [1e9, 5e9, 4e10])
+def test_redone_and_offloaded_layers_are_searched_to_the_end(rate: float) -> None:
+    """However slow the pool is, the plan is the least of all cuts of two stages under every recompute and share."""
+    fix = "tp=2,cp=1,pp=2,dp=1,micro_batch=1,optimizer_sharding=none,schedule=1f1b,rank_order=tp-cp-ep-dp-pp"
+    fix += ",recompute=none|full:block:4|full:block:8|full|selective:layernorm,offload=activations:1|activations:0.5"
+    cluster = linked(rate, 1e12, "cloudmatrix-384", "pool")
+    more: dict[str, Any] = {"fix": fix, "memory_margin": 0.02, "offload_to": "pool", "stack": "mindspeed-llm"}
+    problem = build_problem("llama-3.1-8b", cluster, 4, 32, 8192, **more)
+    model, space = CostModel(problem), Space(problem)
+    table, _ = space.layouts(np.arange(len(space.frames)))
+    cuts, least_s = np.array([(0, cut, 32) for cut in range(1, 32)]), np.inf
+    for row in range(len(table)):
+        prices = model.price_cuts(model.rows(table.take(np.full(31, row, dtype=np.intp))), cuts)
+        least_s = min(least_s, float(np.where(prices.fits, prices.step_time_s, np.inf).min()))
+    assert plan(problem, top=1).plan.step_time_s == pytest.approx(least_s, rel=1e-9)
 
 
 def test_saying_where_to_lets_activations_leave() -> None:

@@ -16,7 +16,7 @@ from paraplan.cost_models.operators import Factors, Operator, head_operators, la
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.routing import Routing
 from paraplan.cost_models.step import CostModel
-from paraplan.optimizer.planner import with_default_stages
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.groups import Groups

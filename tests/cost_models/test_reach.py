@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from paraplan.cost_models.reach import CONGESTED, unmeasured_supernodes
 from paraplan.cost_models.step import CostModel
+from paraplan.optimizer.assumptions import exchange_assumptions, schedule_assumptions
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import evaluate, exchange_assumptions
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Layout, Problem
 
@@ -43,3 +44,19 @@ def test_they_are_told_and_widen_the_interval_by_what_a_congested_network_would_
     assert not within
     assert "8 supernodes" in beyond[0]
     assert of_many == pytest.approx(of_few)
+
+
+@pytest.mark.parametrize(
+    ("words", "stack", "told"),
+    [
+        # Of the first stage 2·(pp−1) + (vpp−1)·pp + 1 forwards come before the first pair.
+        ("pp=4,vpp=2,ep=8,num_microbatches=32", "megatron-bridge-ep-overlap", "11 of 64 forwards"),
+        ("ep=8,num_microbatches=16", "megatron-bridge-ep-overlap", "1 of 16 forwards"),
+        ("pp=4,vpp=2,ep=8,num_microbatches=32", "megatron-bridge", ""),
+        ("pp=4,vpp=2,num_microbatches=32", "megatron-bridge-ep-overlap", ""),
+    ],
+)
+def test_exchanges_of_passes_that_run_beside_none_are_told(words: str, stack: str, told: str) -> None:
+    problem = build_problem("qwen3-30b-a3b", "hgx-h100", 16, 256, 4096, stack)
+    said = schedule_assumptions(problem, complete(problem, parse_layout(words)))
+    assert len(said) == bool(told) and all(told in each for each in said), said

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paraplan.cost_models.run_clusters import device_words
 from paraplan.cost_models.run_files import NEEDED, columns_of, read_runs
-from paraplan.cost_models.run_layouts import device_words, job_of
+from paraplan.cost_models.run_layouts import job_of
 from paraplan.cost_models.run_models import ALIASES, CATALOG_NAMES, model_of, plain, unread
 from paraplan.cost_models.run_statistics import ended
 from paraplan.cost_models.runs import Run, Unpriceable, meaning
@@ -202,6 +203,9 @@ def test_other_accelerators_are_not_taken_for_known_ones(text: str) -> None:
         ("LitGPT", "", "H100", "torchtitan"),
         ("FlagScale", "", "H100", "megatron-lm"),
         ("HF Transformers + Accelerate", "zero3", "A100", "deepspeed"),
+        ("Colossal-AI", "zero2", "H100", "deepspeed"),
+        ("Colossal-AI", "zero1", "H100", "megatron-lm"),
+        ("PyTorch FSDP", "zero3", "H100", "torchtitan"),
         ("mystery", "zero3", "H100", "torchtitan"),
         ("", "zero3", "H100", "megatron-lm"),
         ("mystery", "", "Ascend 910B", "mindspeed-llm"),
@@ -212,6 +216,28 @@ def test_software_that_is_not_known_falls_to_the_nearest_stack(software: str, sh
     job = job_of(run(software=software, optimizer_sharding=sharding, accelerator=accelerator), {})
     assert job.problem.stack.name == stack
     assert job.notes[0].startswith(f"stack {stack} assumed")
+
+
+@pytest.mark.parametrize(
+    ("software", "notes", "eager"),
+    [
+        ("Hugging Face transformers, FSDP", "", True),
+        ("PyTorch FSDP", "", True),
+        ("PyTorch FSDP", "torch.compile", False),
+        ("PyTorch FSDP", "not compiled", True),
+        ("torchtitan 0.3", "", False),
+        ("torchtitan 0.3", "torch.compile=false", True),
+    ],
+)
+def test_pytorch_runs_modules_as_they_are_unless_told_otherwise(software: str, notes: str, eager: bool) -> None:
+    job = job_of(run(software=software, optimizer_sharding="zero3", accelerator="H100", notes=notes), {})
+    assert ("activation" in job.problem.stack.eager_kernels) == eager
+
+
+@pytest.mark.parametrize("software", ["NeMo 25.04 container", "Megatron-LM", "Megatron-Bridge v0.3", "Primus Megatron"])
+def test_megatron_with_sharded_parameters_is_its_own_fsdp(software: str) -> None:
+    job = job_of(run(software=software, optimizer_sharding="zero3", accelerator="H100"), {})
+    assert job.problem.stack.name == "megatron-fsdp"
 
 
 def test_known_software_is_not_called_assumed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,7 +25,12 @@ from paraplan.cost_models.schedules import (
     stage_chunks,
     usual_schedule,
 )
+from paraplan.cost_models.split_passes import slowed_in_pairs
 from paraplan.cost_models.timeline import Work, replayed
+from paraplan.search_spaces.inputs import build_problem
+
+SLOWED = 20 / 132
+"""Of the compute beside an exchange of tokens on an H800 (arXiv 2412.19437, section 3.5.1)."""
 
 
 def order(schedule: Schedule, stage: int) -> str:
@@ -60,7 +67,8 @@ def some_work(schedule: Schedule, rows: int = 1) -> tuple[Work, np.ndarray]:
     rng = np.random.default_rng(schedule.chunks * 100 + schedule.num_microbatches)
     forward, backward = rng.uniform(0.5, 1.5, (2, schedule.chunks, rows))
     exchange = forward * rng.uniform(0, 0.5, forward.shape), backward * rng.uniform(0, 0.5, forward.shape)
-    return Work(forward, backward, backward * rng.uniform(0.2, 0.6, forward.shape), exchange), rng.uniform(0, 0.2, rows)
+    weight = backward * rng.uniform(0.2, 0.6, forward.shape)
+    return Work(forward, backward, weight, exchange, slowed=SLOWED), rng.uniform(0, 0.2, rows)
 
 
 def equal_work(schedule: Schedule, forward: float, backward: float, weight: float, pair: float | None = None) -> Work:
@@ -142,7 +150,7 @@ def test_many_rows_replayed_at_once_are_the_simulation(schedule: Schedule, rows:
 @settings(deadline=None, max_examples=30)
 def test_recompute_ahead_of_the_gradient_is_replayed_as_simulated(schedule: Schedule, share: float) -> None:
     work, edges = some_work(schedule, 2)
-    ahead = Work(work.forward_s, work.backward_s, work.weight_s, work.exchange_s, share * work.backward_s)
+    ahead = replace(work, early_s=share * work.backward_s)
     found, waiting = ends_s(schedule, ahead, edges), ends_s(schedule, work, edges)
     for row in range(2):
         np.testing.assert_allclose(found[:, row], replayed(schedule, ahead.row(row), float(edges[row])).stage_end_s, rtol=1e-12)
@@ -166,8 +174,9 @@ def test_no_cut_is_faster_than_the_bound(schedule: Schedule, seed: int) -> None:
     cut = Work(*(share * each.sum(axis=0) for each in (work.forward_s, work.backward_s, work.weight_s)))  # type: ignore[arg-type]
     whole = Work(*(each.sum(axis=0, keepdims=True) for each in (cut.forward_s, cut.backward_s, cut.weight_s)))  # type: ignore[union-attr]
     exchange = 0.3 * cut.forward_s, 0.2 * cut.backward_s
-    cut = Work(cut.forward_s, cut.backward_s, cut.weight_s, exchange)
-    whole = Work(whole.forward_s, whole.backward_s, whole.weight_s, (0.3 * whole.forward_s, 0.2 * whole.backward_s))
+    cut = Work(cut.forward_s, cut.backward_s, cut.weight_s, exchange, slowed=SLOWED)
+    whole_exchange = 0.3 * whole.forward_s, 0.2 * whole.backward_s
+    whole = Work(whole.forward_s, whole.backward_s, whole.weight_s, whole_exchange, slowed=SLOWED)
     m = np.full(3, schedule.num_microbatches)
     bound = least_s(schedule.name, schedule.pp, m, whole, edges)
     assert (bound <= ends_s(schedule, cut, edges).max(axis=0) * (1 + 1e-12)).all()
@@ -210,6 +219,28 @@ def test_groups_are_those_asked_for_where_micro_batches_go_into_them(m: int, ask
     assert group_size("interleaved", 4, m, asked) == group
 
 
+@pytest.mark.parametrize(
+    ("kernels_s", "messages_s", "pair_s"),
+    [
+        (132.0, 132.0, 132 + 20.0),  # 112 of 132 seconds of kernels are done beside the messages, the others after them
+        (132.0, 33.0, 132 + 5.0),
+        (112.0, 132.0, 132.0),
+        (50.0, 132.0, 132.0),  # hidden whole in the messages, however slow
+    ],
+)
+def test_a_pair_computes_on_what_its_exchange_leaves(kernels_s: float, messages_s: float, pair_s: float) -> None:
+    sent, kernels = np.array([messages_s / 2]), np.array([kernels_s / 2])
+    assert Work(kernels + sent, kernels + sent, exchange_s=(sent, sent), slowed=SLOWED).of_pair(0, 0) == pytest.approx(pair_s)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "slowed"),
+    [("hgx-h800", SLOWED), ("cloudmatrix-384", 0.25 / 1.25), ("atlas-950-superpod", 0.0)],  # SMs, a slow-down, engines
+)
+def test_what_an_exchange_takes_from_kernels_beside_it(cluster: str, slowed: float) -> None:
+    assert slowed_in_pairs(build_problem("deepseek-v3", cluster, 256, 1024, 4096)) == pytest.approx(slowed)
+
+
 def test_orders_written_by_hand() -> None:
     zb = build_schedule("zb-h1", 3, 1, 4)
     assert order(zb, 0) == "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3"
@@ -223,6 +254,55 @@ def test_orders_written_by_hand() -> None:
     assert order(pipe, 0) == "F0/0 F2/1 F1/0 B2/1 F3/1+B0/0 B3/1 I1/0 W1/0"
     assert order(pipe, 1) == "F2/0 F0/1 F3/0 B0/1 F1/1+B2/0 B1/1 I3/0 W3/0"
     assert order(build_schedule("dualpipev", 2, 2, 4), 1).startswith("F0/1 F0/2 F1/1 F1/2 F2/1 B0/2 F2/2+B0/1")
+
+
+# Orders that the papers describe, each worked out by hand from the rule beside it. Schedule, pp, vpp, micro-batches, stage;
+# F, B, I, W: forward, backward, input gradient, weight gradient; a and b the first and the second chunk of a stage; & joins a pair.
+PUBLISHED_ORDERS = [
+    # arXiv 2104.04473, figure 4: p − 1 − s forwards of warm-up, then one forward and one backward.
+    ("1f1b", 4, 1, 8, 0, "F1a F2a F3a F4a B1a F5a B2a F6a B3a F7a B4a F8a B5a B6a B7a B8a"),
+    ("1f1b", 4, 1, 8, 3, "F1a B1a F2a B2a F3a B3a F4a B4a F5a B5a F6a B6a F7a B7a F8a B8a"),
+    # The same figure, interleaved: groups of p micro-batches, 2(p − 1 − s) + (v − 1)p forwards of warm-up.
+    (
+        *("interleaved", 4, 2, 8, 0),
+        "F1a F2a F3a F4a F1b F2b F3b F4b F5a F6a F7a B1b F8a B2b F5b B3b F6b B4b F7b B1a F8b B2a B3a B4a "
+        "B5b B6b B7b B8b B5a B6a B7a B8a",
+    ),
+    (
+        *("interleaved", 4, 2, 8, 3),
+        "F1a F2a F3a F4a F1b B1b F2b B2b F3b B3b F4b B4b F5a B1a F6a B2a F7a B3a F8a B4a F5b B5b F6b B6b F7b B7b "
+        "F8b B8b B5a B6a B7a B8a",
+    ),
+    # arXiv 2401.10241, section 3.1: 1F1B whose weight gradients follow s micro-batches behind.
+    ("zb-h1", 4, 1, 8, 0, "F1a F2a F3a F4a I1a W1a F5a I2a W2a F6a I3a W3a F7a I4a W4a F8a I5a W5a I6a W6a I7a W7a I8a W8a"),
+    ("zb-h1", 4, 1, 8, 3, "F1a I1a F2a I2a F3a I3a F4a I4a W1a F5a I5a W2a F6a I6a W3a F7a I7a W4a F8a I8a W5a W6a W7a W8a"),
+    # arXiv 2412.19437, figure 5 (8 stages, 20 micro-batches), the eight steps of its published code on the first stage: 6 forwards;
+    # 1 of either direction; 3 · (I W F) of the other; 3 · two pairs; 3 · (B, pair); B and I; 3 · (W I); W.
+    (
+        *("dualpipe", 8, 1, 20, 0),
+        "F1a F2a F3a F4a F5a F6a F7a F11b I11b W11b F12b I12b W12b F13b I13b W13b F14b F8a&B14b F15b&B1a F9a&B15b F16b&B2a "
+        "F10a&B16b F17b&B3a B17b F18b&B4a B18b F19b&B5a B19b F20b&B6a B20b I7a W7a I8a W8a I9a W9a I10a W10a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "pp", "vpp", "m", "stage", "told"), PUBLISHED_ORDERS)
+def test_orders_of_the_papers(name: str, pp: int, vpp: int, m: int, stage: int, told: str) -> None:
+    schedule, letters = build_schedule(name, pp, vpp, m), dict(enumerate("FBIW"))
+    held = stage_chunks(name, pp, vpp)[:, stage].tolist()
+    words: list[str] = []
+    for position in np.flatnonzero(schedule.kind[stage] >= 0).tolist():
+        kind, chunk, i = (int(each[stage, position]) for each in (schedule.kind, schedule.chunk, schedule.microbatch))
+        word = f"{letters[kind]}{i + 1}{'ab'[held.index(chunk)]}"
+        words = [*words[:-1], f"{words[-1]}&{word}"] if schedule.paired[stage, position] else [*words, word]
+    assert " ".join(words) == told
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(4, 2), (8, 4), (35, 3)])
+def test_published_memory_of_interleaving(pp: int, vpp: int) -> None:
+    """The first stage holds 1 + (p − 1)/(p·v) times as much as 1F1B's, p activations of a stage (arXiv 2205.05198, 4.2.3)."""
+    assert build_schedule("interleaved", pp, vpp, 4 * pp).in_flight(0) / vpp == pytest.approx(pp * (1 + (pp - 1) / (pp * vpp)))
+    assert [build_schedule("1f1b", pp, 1, 4 * pp).in_flight(stage) for stage in (0, pp - 1)] == [pp, 1]
 
 
 def test_backwards_that_a_stack_leaves_whole() -> None:

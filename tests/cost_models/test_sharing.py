@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from paraplan.cost_models.details import Detail, detail
 from paraplan.cost_models.step import CostModel
-from paraplan.optimizer.planner import with_default_stages
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.search_spaces.cluster import ClusterSpec, Figure
 from paraplan.search_spaces.inputs import build_problem, load_cluster, load_stack
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem

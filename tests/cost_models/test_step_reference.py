@@ -13,7 +13,7 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.stage_times import late_s
 from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.timeline import simulate
-from paraplan.optimizer.planner import evaluate, with_default_stages
+from paraplan.optimizer.evaluation import evaluate, with_default_stages
 from paraplan.search_spaces.cluster import Figure
 from paraplan.search_spaces.inputs import build_problem, load_cluster, load_model, load_stack
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
@@ -44,6 +44,11 @@ MESH = HGX.levels[0].model_copy(update={"size": 4, "kind": "full_mesh", "in_netw
 BOARDS_OF_FOUR = HGX.model_copy(update={"levels": (MESH, HGX.levels[1])})
 ALL_EAGER = load_stack("kempnerforge").model_copy(update={"eager_kernels": ("norm", "activation", "rotary", "loss")})
 CAST_BY_ROWS = load_stack("torchtitan").model_copy(update={"fp8_cast_bytes": 5.0, "fp8_gathers": False})
+POOLED = load_cluster("cloudmatrix-384")
+SLOW = {"bandwidth_bytes_per_s": Figure(value=3e9, source="made up", grade="given")}
+assert POOLED.pool is not None
+SLOW_POOL = POOLED.model_copy(update={"pool": POOLED.pool.model_copy(update=SLOW)})
+SLOW_HOST = HGX.model_copy(update={"host_link": HGX.host_link.model_copy(update=SLOW)})
 CASES = {
     # name: (model, cluster, stack, precision, seq_len, layout)
     "dense": (*DENSE, None, "bf16", 8192, {"tp": 4, "pp": 2, "dp": 2, "recompute": "selective:core_attn+mlp"}),
@@ -107,6 +112,46 @@ CASES = {
     "gathers in fp8": (*DENSE, "torchtitan", "fp8", 8192, {"tp": 8, "dp": 4, "optimizer_sharding": "zero3"}),
     "operands cast by rows": (*DENSE, CAST_BY_ROWS, "fp8", 8192, {"tp": 2, "dp": 4, "optimizer_sharding": "zero3"}),
     "layers that are not compiled": (*DENSE, ALL_EAGER, "bf16", 4096, {"tp": 4, "pp": 2, "dp": 2, "optimizer_sharding": "zero3"}),
+    "activations to a slow host": (
+        "llama-3.1-8b",
+        SLOW_HOST,
+        None,
+        "bf16",
+        8192,
+        {"tp": 2, "dp": 8, "recompute": "none", "offload": "activations:0.5"},
+    ),
+    "activations of a pipeline to a pool": (
+        "deepseek-v3",
+        SLOW_POOL,
+        "mindspeed-llm",
+        "bf16",
+        4096,
+        {"tp": 4, "pp": 8, "dp": 8, "ep": 16, "recompute": "selective:layernorm", "offload": "optimizer:0.5+activations:1"},
+    ),
+    "inputs of redone layers to a pool": (
+        "llama-3.1-8b",
+        SLOW_POOL,
+        "mindspeed-llm",
+        "bf16",
+        8192,
+        {"tp": 2, "pp": 2, "dp": 4, "recompute": "full", "offload": "activations:0.75"},
+    ),
+    "checkpoints two layers apart to a pool": (
+        "llama-3.1-8b",
+        SLOW_POOL,
+        "mindspeed-llm",
+        "bf16",
+        8192,
+        {"tp": 2, "pp": 2, "dp": 4, "recompute": "full:uniform:2", "offload": "activations:1"},
+    ),
+    "some layers redone, all to a pool": (
+        "llama-3.1-8b",
+        SLOW_POOL,
+        "mindspeed-llm",
+        "bf16",
+        8192,
+        {"tp": 2, "pp": 2, "dp": 4, "recompute": "full:block:4", "offload": "activations:1"},
+    ),
     "tp over servers": (*DENSE, "nanotron", "bf16", 4096, {"tp": 16, "dp": 2}),
     "tp over servers, in a pipeline": (*DENSE, "nanotron", "bf16", 4096, {"tp": 16, "pp": 2, "dp": 1}),
     "stages that stall": (*DENSE, "nanotron", "bf16", 4096, {"tp": 1, "pp": 4, "dp": 8, "optimizer_sharding": "none"}),
@@ -222,7 +267,8 @@ def case(name: str, global_batch: int = 256) -> tuple[Problem, CostModel, Layout
     width = degrees["tp"] * degrees["cp"] * degrees["dp"]
     calibrated = stack == "calibrated"
     given = None if calibrated else stack
-    problem = build_problem(model, cluster, width * degrees["pp"], global_batch, seq_len, given, precision)
+    offload_to = "pool" if cluster is SLOW_POOL else None
+    problem = build_problem(model, cluster, width * degrees["pp"], global_batch, seq_len, given, precision, offload_to=offload_to)
     derived = {
         "edp": width // (degrees["ep"] * degrees["etp"]),
         "num_microbatches": global_batch // (degrees["dp"] * degrees["micro_batch"]),
@@ -245,7 +291,8 @@ def test_step_time_and_memory_equal_the_reference(name: str) -> None:
     assert found.step_time_s == pytest.approx(step_s, rel=1e-9)
     for stage, terms in enumerate(memory):
         for term, size in terms.items():
-            assert found.stage_bytes[stage][term] == pytest.approx(size, rel=1e-9), (stage, term)
+            # Of activations that all leave a billionth stays, from which what moves is worked out.
+            assert found.stage_bytes[stage][term] == pytest.approx(size, rel=1e-9, abs=100), (stage, term)
     prices = cost.price(LayoutTable.from_layouts([layout]))
     assert prices.step_time_s[0] == pytest.approx(step_s, rel=1e-9)
     assert prices.peak_bytes[0] == pytest.approx(max(sum(terms.values()) for terms in memory), rel=1e-9)
