@@ -33,7 +33,7 @@ from .layout import (
 from .model import DenseMlp, LatentAttention, MoeMlp
 from .quantities import PER_MILLE
 from .row_keys import distinct_rows, row_keys
-from .switches import names as switches
+from .switches import words as switches
 from .vocabulary import V_SHAPED
 
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
@@ -47,7 +47,8 @@ MAX_VPP = 8
 BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CUT_ALIKE = (
     "of equal work or, interleaved, of e or e + 1 layers, the larger ones first or behind and up to 3 layers fewer in the last, "
-    "whichever is fastest; those of the best layouts, and of some within 5 % of these, then moved block by block while faster"
+    "or where a stage holds two ends within 2 layers of equal work with least for the fullest stage, whichever is fastest; "
+    "those of the best layouts, and of some within 5 % of these, then moved block by block while faster"
 )
 """How a search cuts what it does not cut exactly (`optimizer/stages.py`, `optimizer/recutting.py`)."""
 
@@ -172,7 +173,7 @@ class Choices:
             "optimizer_sharding": f"sharding {', '.join(self._shardings())}",
             "rank_order": _order_words(self.rank_orders),
             "offload": self._offload_words(),
-            "overlap": f"{' and '.join(switches(self.problem)) or 'no'} overlap on or off (off is never faster)",
+            "overlap": f"{switches(self.problem)} overlap on or off (off is never faster)",
         }
         said = [text for name, text in parts.items() if name not in fix]
         said.append(splits if single else "equal stages")
@@ -181,7 +182,6 @@ class Choices:
         inside = ", ".join(f"{level}:{'+'.join(dimensions)}" for level, dimensions in sorted(workload.inside.items()))
         limits = (("fixed", fixed), ("forbidden", ", ".join(workload.forbid)), ("inside", inside))
         return "; ".join([*said, *(f"{name}: {text}" for name, text in limits if text)])
-
 
     def _offload_words(self) -> str:
         stack, workload = self.problem.stack, self.problem.workload

@@ -64,6 +64,7 @@ FlopRate = Annotated[Figure, _quantity("FLOP/s", 1e11, 1e18, "989 TFLOP/s is 989
 Bytes = Annotated[Figure, _quantity("bytes", 1e8, 1e15, "80 GB is 80e9")]
 Bandwidth = Annotated[Figure, _quantity("bytes/s", 1e7, 1e15, "450 GB/s is 450e9, and 400 Gb/s is 50e9")]
 Latency = Annotated[Figure, _quantity("seconds", 0.0, 0.1, "2 µs is 2e-6")]
+Multiprocessors = Annotated[Figure, _quantity("multiprocessors", 16, 1024, "an H100 has 132")]
 
 
 class Accelerator(Frozen):
@@ -79,6 +80,7 @@ class Accelerator(Frozen):
     memory_bytes: Bytes
     memory_bandwidth_bytes_per_s: Bandwidth
     power_w: Figure | None = None
+    multiprocessors: Multiprocessors | None = None  # of which kernels that exchange tokens take some; none: they run elsewhere
     note: str = ""
 
     @field_validator("peak_flops")
@@ -164,6 +166,12 @@ class ClusterSpec(Frozen):
     note: str = ""
     source: str = ""
 
+    @property
+    def lost_beside_communication(self) -> float:
+        """Share of the compute that is lost while traffic runs beside it: s/(1+s) where kernels take 1+s times as long."""
+        slowdown = self.compute_slowdown_beside_communication
+        return slowdown.value / (1.0 + slowdown.value) if slowdown else 0.0
+
     @field_validator("levels")
     @classmethod
     def _levels_nest(cls, levels: tuple[Level, ...]) -> tuple[Level, ...]:
@@ -210,6 +218,12 @@ class ClusterSpec(Frozen):
         if self.pool is None:
             raise KeyError(to)
         return self.pool
+
+    @property
+    def level_words(self) -> str:
+        """What `level_name` takes, in words."""
+        names = [level.name for level in self.levels]
+        return ", ".join(names) if "supernode" in names else f"{', '.join(names)} or supernode"
 
     def level_name(self, word: str) -> str:
         """The level that a user's word names; "supernode" is always the scale-up level. KeyError if there is none."""

@@ -6,8 +6,8 @@ equivalent to it) and words (`requirement` in general, `failure` for one layout 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -28,10 +28,21 @@ MANY = 16
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a condition does not hold: `clause` names the clashing values, `remedy` says what would work ("" if nothing short)."""
+    """Why a condition does not hold: `clause` names the clashing values, `values` of the expression `of` would make it hold.
+
+    `named`: what `of` is called where the clause has another number in that place.
+    """
 
     clause: str
-    remedy: str = ""
+    of: Expression | None = None
+    values: tuple[int, ...] = ()
+    named: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """`8 or 12 would`; nothing where no value is known that would do."""
+        listed = " or ".join(map(str, self.values))
+        return (f"{self.named} = {listed} would do" if self.named else f"{listed} would") if listed else ""
 
     def __str__(self) -> str:
         return f"{self.clause}; {self.remedy}" if self.remedy else self.clause
@@ -94,21 +105,21 @@ class Divides:
         a, b = int(evaluate(self.a, values)), int(evaluate(self.b, values))
         if words.constant(names_in(self.a)):
             clause = f"{words.term(self.b, values)} is not a multiple of {words.term(self.a, values)}"
-            return Failure(clause, _remedy(self.b, words, (b // a * a, b // a * a + a) if a else ()))
+            return _remedied(clause, self.b, words, (b // a * a, b // a * a + a) if a else ())
         clause = f"{words.term(self.a, values)} does not divide {words.term(self.b, values)}"
         if isinstance(self.b, str) and self.b not in words.phrases:
-            return Failure(clause, _remedy(self.b, words, (b // a * a, b // a * a + a), named=True))
-        return Failure(clause, self._divisors(words, values, a, b))
+            return _remedied(clause, self.b, words, (b // a * a, b // a * a + a), named=True)
+        return self._divided(clause, words, values, a, b)
 
-    def _divisors(self, words: Words, values: Mapping[str, int], a: int, b: int) -> str:
-        """The nearest values that would divide b, of the one column of a product that can vary, or of the whole."""
+    def _divided(self, clause: str, words: Words, values: Mapping[str, int], a: int, b: int) -> Failure:
+        """With the nearest values that would divide b, of the one column of a product that can vary, or of the whole."""
         free = [name for name in sorted(names_in(self.a)) if name not in words.phrases]
         if isinstance(self.a, Product) and len(free) == 1 and self.a.factors.count(free[0]) == 1:
             rest = a // values[free[0]]
             if b % rest:
-                return ""
-            return _remedy(free[0], words, _nearest(values[free[0]], divisors(b // rest)), named=True)
-        return _remedy(self.a, words, _nearest(a, divisors(b)))
+                return Failure(clause)
+            return _remedied(clause, free[0], words, nearest_two(values[free[0]], divisors(b // rest)), named=True)
+        return _remedied(clause, self.a, words, nearest_two(a, divisors(b)))
 
 
 @dataclass(frozen=True)
@@ -248,8 +259,9 @@ class AnyOf:
         constants = {name: value for name, value in values.items() if name in words.phrases}
         open_ones = [c for c in self.conditions if known(c, constants) is not False] or self.conditions
         failures = [c.failure(words, values) for c in open_ones]
-        remedy = next((failure.remedy for failure in failures if failure.remedy), "")
-        return Failure(" and ".join(failure.clause for failure in failures), remedy)
+        mended = next((failure for failure in failures if failure.values), failures[0])
+        *others, last = (failure.clause for failure in failures)
+        return replace(mended, clause=f"{', '.join(others)} and {last}" if others else last)
 
 
 @dataclass(frozen=True)
@@ -338,7 +350,7 @@ class Implies:
 
     def failure(self, words: Words, values: Mapping[str, int]) -> Failure:
         failure, setting = self.conclusion.failure(words, values), self.premise.holding(words, values)
-        return Failure(f"{setting}, {failure.clause}" if setting else failure.clause, failure.remedy)
+        return replace(failure, clause=f"{setting}, {failure.clause}") if setting else failure
 
 
 def divides(a: Expression, b: Expression) -> Divides:
@@ -444,14 +456,13 @@ def _with(words: Words, values: Mapping[str, int], *expressions: Expression) -> 
     return _WITH + " and ".join(terms)
 
 
-def _nearest(value: int, legal: Sequence[int]) -> tuple[int, ...]:
+def nearest_two(value: int, legal: Iterable[int]) -> tuple[int, ...]:
     """The two legal values closest to a value, the smaller one where two are as close."""
     return tuple(sorted(sorted(legal, key=lambda other: (abs(other - value), other))[:2]))
 
 
-def _remedy(expression: Expression, words: Words, values: Sequence[int], named: bool = False) -> str:
-    """`8 or 12 would`; nothing for the problem's own figures, which a layout cannot change."""
-    useful = [str(value) for value in values if value > 0]
-    if not useful or words.constant(names_in(expression)):
-        return ""
-    return f"{words.name(expression)} = {' or '.join(useful)} would do" if named else f"{' or '.join(useful)} would"
+def _remedied(clause: str, of: Expression, words: Words, values: Sequence[int], named: bool = False) -> Failure:
+    """A failure with the values that would do; without them for the problem's own figures, which a layout cannot change."""
+    if words.constant(names_in(of)):
+        return Failure(clause)
+    return Failure(clause, of, tuple(value for value in values if value > 0), words.name(of) if named else "")

@@ -63,7 +63,8 @@ def after_loss(cluster: ClusterSpec, free: Sequence[int], lost: str) -> tuple[in
             left = [each for each in left if each]
         left = [] if gone else left
     if not left:
-        raise InputError(f"lost: {lost!r} of {sum(free)} devices in {len(free)} supernodes leaves nothing to plan for")
+        where = "one supernode" if len(free) == 1 else f"{len(free):,} supernodes"
+        raise InputError(f"lost: {lost!r} of {sum(free):,} devices in {where} leaves nothing to plan for")
     return tuple(sorted(left, reverse=True))
 
 
@@ -205,5 +206,4 @@ def _known_level(cluster: ClusterSpec, word: str, flag: str) -> str:
     try:
         return cluster.level_name(word)
     except KeyError as error:
-        names = ", ".join(level.name for level in cluster.levels)
-        raise InputError(f"{flag}: {word!r} is neither device nor a level of {cluster.name}: {names} or supernode") from error
+        raise InputError(f"{flag}: {word!r} is neither device nor a level of {cluster.name}: {cluster.level_words}") from error

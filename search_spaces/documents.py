@@ -25,6 +25,8 @@ MAX_BYTES = 4_000_000
 MAX_DEPTH = 64
 MAX_VALUES = 100_000
 """Of a YAML file, aliases unfolded."""
+SHORTEST_PART = 3
+"""Letters from which on a word is taken for a known one cut short: seq of seq_len, batch of global_batch."""
 
 KINDS = {
     "string_type": "text",
@@ -139,8 +141,10 @@ def field_path(location: Iterable[int | str]) -> str:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """«; did you mean 'x' or 'y'?», or nothing where no known word is near."""
-    near = difflib.get_close_matches(word.lower(), known, n=3, cutoff=0.6)
+    """«; did you mean 'x' or 'y'?», or nothing where no known word is near; those first that have it as the beginning of a part."""
+    plain = word.lower()
+    longer = [one for one in known if len(plain) >= SHORTEST_PART and re.search(rf"(?<![^_-]){re.escape(plain)}", one)]
+    near = difflib.get_close_matches(plain, longer or known, n=3, cutoff=0.0 if longer else 0.6)
     return f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else ""
 
 

@@ -8,7 +8,7 @@ without being listed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .choices import FRAME, PIPELINE, SHARING, Choices, crossed, divisors, work_kinds
+from .demands import SCALED, Demand, chosen_names, demand_of, distinct_pipelines
 from .groups import placed_alike
 from .layout import (
-    ALL_LAYERS,
     COLUMNS,
-    FULL_BLOCK,
-    SCHEDULES,
     Bools,
     Ints,
     LayoutTable,
@@ -31,9 +29,8 @@ from .layout import (
 from .quantities import EVEN, PER_MILLE, constants
 from .row_keys import distinct_rows, row_keys
 from .rules import Rule, rules_for, rules_over
-from .switches import replicated, settings
+from .switches import layer_settings, replicated, settings
 
-_PER_MILLE = {f"{name}_per_mille": name for name in SHARING if name.endswith("_offload")}  # as rules read them
 CELLS_PER_BLOCK = 1 << 24
 """Frames times choices whose legality is worked out at once."""
 
@@ -98,19 +95,6 @@ class Works:
         return Works(self.table.take(rows), *each)
 
 
-Columns = Mapping[str, Any]
-"""Constants, and columns that broadcast: frames down, choices across."""
-
-
-@dataclass(frozen=True)
-class _Demand:
-    """What a legal choice has to meet: a mask over the columns of the frame and of the choice that it looks at."""
-
-    frame: set[str]
-    names: Set[str]
-    mask: Callable[[Columns], Any]
-
-
 class Space:
     """The legal layouts of one problem under a list of rules.
 
@@ -147,14 +131,15 @@ class Space:
 
     @cached_property
     def pipeline_lists(self) -> _Lists:
-        names = PIPELINE + SHARING if self._tied_rules else PIPELINE
         choices = self.choices.pipelines()
-        return self._lists(names, crossed(choices, self.choices.sharings()) if self._tied_rules else choices)
+        demands = [*self._demands(PIPELINE), *distinct_pipelines(self.problem, self.constants, choices)]
+        pipelines = self._lists(choices, demands)
+        return self._paired(pipelines) if self._tied_rules else pipelines
 
     @cached_property
     def sharing_lists(self) -> _Lists:
         if not self._tied_rules:
-            return self._lists(SHARING, self.choices.sharings())
+            return self._lists(self.choices.sharings(), self._demands(SHARING))
         ones = np.ones(len(self.frames), dtype=np.int64)
         return _Lists({}, np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 0 * ones, ones, ones)
 
@@ -170,10 +155,10 @@ class Space:
         return first, np.diff(first, append=len(key))
 
     @cached_property
-    def _tied_rules(self) -> bool:
-        """Whether a rule (a user's, say) ties both kinds of choices together: then they are listed as one kind."""
-        pipeline, sharing = set(PIPELINE), {*SHARING, *_PER_MILLE}
-        return any(rule.names & pipeline and rule.names & sharing for rule in self.rules)
+    def _tied_rules(self) -> list[Rule]:
+        """Rules (a user's, say) that tie both kinds of choices together: where there are any, both are listed as one kind."""
+        pipeline, sharing = set(PIPELINE), {*SHARING, *SCALED}
+        return [rule for rule in self.rules if rule.names & pipeline and rule.names & sharing]
 
     @property
     def sharings(self) -> dict[str, Any]:
@@ -195,7 +180,8 @@ class Space:
         """Number of legal layouts of each frame with every setting of the overlap switches, (n,)."""
         pipeline, sharing = self.pipeline_lists, self.sharing_lists
         sent = replicated(self.problem, self.frames.columns)
-        return np.where(sent, pipeline.total * sharing.total, pipeline.count * sharing.count)
+        listed = np.where(sent, pipeline.total * sharing.total, pipeline.count * sharing.count)
+        return listed * layer_settings(self.problem, self.sequence_parallel(self.frames.tp))
 
     @property
     def legal(self) -> int:
@@ -204,7 +190,8 @@ class Space:
 
     def variants(self, table: LayoutTable) -> Ints:
         """How many legal layouts every row of a table stands for, (n,): itself with each setting of the overlap switches."""
-        return np.where(replicated(self.problem, vars(table)), settings(self.problem, table.sharding), 1)
+        sent = np.where(replicated(self.problem, vars(table)), settings(self.problem, table.sharding), 1)
+        return sent * layer_settings(self.problem, table.sequence_parallel)
 
     def layouts(self, rows: npt.NDArray[np.intp]) -> tuple[LayoutTable, npt.NDArray[np.intp]]:
         """All legal layouts of the given frames, and for each the position in `rows` of its frame."""
@@ -238,6 +225,7 @@ class Space:
         sums = np.add.reduceat(self.sharing_lists.variants[self.sharing_lists.choice], first) if len(first) else size
         inner = SHARING[0] in self.pipeline_lists.table  # then a work is one layout, and so are its switches
         several = np.where(replicated(self.problem, vars(table)), sums[kind], size[kind])
+        several *= layer_settings(self.problem, table.sequence_parallel)
         stands_for = self.variants(table) if inner else several
         return Works(table, frame, choice, kind, size[kind], stands_for)
 
@@ -278,15 +266,13 @@ class Space:
         kept = _where(crossed, used & enough)
         return {name: values for name, values in kept.items() if not name.startswith("_")}
 
-    def _lists(self, names: tuple[str, ...], choices: dict[str, Any]) -> _Lists:
-        """Legal choices per frame, worked out once per distinct combination of the frame columns that the rules look at."""
-        frames, rules = self.frames.columns, self._rules_of(names)
-        demands = [_Demand(_frame_names(rule), rule.names, rule.condition.mask) for rule in rules]
-        demands += self._distinct_pipelines(choices) if PIPELINE[0] in choices else []
-        placing = FRAME if self.choices.places_freely else ("pp", "dp", "cp")
-        looked_at = sorted({*(name for demand in demands for name in demand.frame), *placing} & set(FRAME))
+    def _lists(self, choices: dict[str, Any], demands: Sequence[Demand]) -> _Lists:
+        """Legal choices per frame, worked out once per distinct combination of the frame columns that the demands look at."""
+        frames = self.frames.columns
+        placing: tuple[str, ...] = FRAME if self.choices.places_freely else ("pp", "dp", "cp")
         if SHARING[0] not in choices:
-            looked_at = [name for name in looked_at if name in ("pp", "dp") or any(name in demand.frame for demand in demands)]
+            placing = ("pp", "dp")
+        looked_at = sorted({*(name for demand in demands for name in demand.frame), *placing} & set(FRAME))
         combos, of_frame = _unique_rows([frames[name] for name in looked_at], len(self.frames))
         wide = dict(zip(looked_at, combos, strict=True))
         met = [self._met(demand, wide, choices) for demand in demands]
@@ -303,6 +289,49 @@ class Space:
             listed += int(count.sum())
         start, count, total = np.concatenate([np.zeros((3, 0), dtype=np.int64), *each], axis=1)[:, of_frame]
         return _Lists(choices, stands_for, np.concatenate([np.zeros(0, dtype=np.int32), *found]), start, count, total)
+
+    def _paired(self, pipelines: _Lists) -> _Lists:
+        """Pairs of a way through the batch and a way to share, per frame, where rules tie the two.
+
+        Ways through the batch of one kind leave the same ways to share, which are listed once for all of them.
+        """
+        sharings = self.choices.sharings()
+        kind, ties = self._tied_kinds(pipelines.table, sharings)
+        each = [self._lists(sharings, [*self._demands(SHARING), *tied]) for tied in ties]
+        first, of_frame = distinct_rows([column for lists in (pipelines, *each) for column in (lists.start, lists.count)])
+        shared, variants = np.concatenate([lists.choice for lists in each]), each[0].variants
+        begin = np.cumsum([0, *(len(lists.choice) for lists in each[:-1])])
+        starts = np.stack([lists.start[first] for lists in each]) + begin[:, None]
+        counts = np.stack([lists.count[first] for lists in each])
+        row, place = _runs(pipelines.count[first])
+        pipeline = pipelines.choice[pipelines.start[first][row] + place]
+        at = kind[pipeline], row
+        run, place = _runs(counts[at])
+        sharing = shared[starts[at][run] + place]
+        count, total = (
+            np.bincount(row, weights, len(first)).astype(np.int64)
+            for weights in (counts[at], np.bincount(run, variants[sharing], len(row)))
+        )
+        choice = pipeline[run] * len(variants) + sharing
+        start, count, total = np.stack([np.cumsum(count) - count, count, total])[:, of_frame]
+        return _Lists(crossed(pipelines.table, sharings), np.tile(variants, len(kind)), choice, start, count, total)
+
+    def _tied_kinds(self, pipelines: Mapping[str, Any], sharings: Mapping[str, Any]) -> tuple[Ints, list[list[Demand]]]:
+        """The kind of each way through the batch, and what the rules that tie both kinds of choices demand of the ways to share
+        beside one of each kind: kinds are those that these rules tell apart.
+        """
+        looked_at = set().union(*(chosen_names(rule.names) for rule in self._tied_rules))
+        first, of_choice = distinct_rows([column for name, column in pipelines.items() if name in looked_at])
+        places: dict[bytes, int] = {}
+        ties: list[list[Demand]] = []
+        kind = np.zeros(len(first), dtype=np.int64)
+        for index, row in enumerate(first.tolist()):
+            given = {name: int(column[row]) for name, column in pipelines.items()}
+            tied = [demand_of(rule, given) for rule in self._tied_rules]
+            masks = (self._met(demand, self.frames.columns, sharings)[0] for demand in tied)
+            kind[index] = places.setdefault(b"".join(np.packbits(mask).tobytes() for mask in masks), len(places))
+            ties += [tied] if kind[index] == len(ties) else []
+        return kind[of_choice], ties or [[]]
 
     def _legal_lists(
         self, met: Sequence[tuple[Bools, Ints, Ints]], frames: Mapping[str, Ints], block: slice, choices: Mapping[str, Any]
@@ -358,66 +387,29 @@ class Space:
             found[:, members] = offered[:, order[members]]
         return found
 
-    def _met(self, demand: _Demand, wide: Mapping[str, Ints], choices: Mapping[str, Any]) -> tuple[Bools, Ints, Ints]:
+    def _met(self, demand: Demand, wide: Mapping[str, Ints], choices: Mapping[str, Any]) -> tuple[Bools, Ints, Ints]:
         """Where a demand is met, over the distinct values of the columns that it looks at; and the place among them of each
         combination of frame columns and of each choice.
         """
-        inner = {*demand.names, *(("micro_batch",) if "num_microbatches" in demand.names else ())}
-        inner |= {name for scaled, name in _PER_MILLE.items() if scaled in demand.names}
+        inner = chosen_names(demand.names)
         frame = [name for name in wide if name in demand.frame]
         chosen = [name for name in choices if name in inner and name != "num_microbatches"]
         rows, of_row = _unique_rows([wide[name] for name in frame], len(next(iter(wide.values()))))
         columns, of_choice = _unique_rows([choices[name] for name in chosen], len(next(iter(choices.values()))))
-        known = dict(zip(frame, (column[:, None] for column in rows), strict=True))
+        known: dict[str, Any] = dict(zip(frame, (column[:, None] for column in rows), strict=True))
         known |= dict(zip(chosen, (column[None, :] for column in columns), strict=True))
+        known |= demand.given
         # The optimizer's own cuts can be said.
         cut = {"split_form": EVEN, "placed_blocks": self.constants["blocks"], "depths_apart": 0}
         mask = demand.mask({**self.constants, **cut, **self._derived(known)})
         shape = len(rows[0]) if rows else 1, len(columns[0]) if columns else 1
         return np.broadcast_to(mask, shape), of_row, of_choice
 
-    def _rules_of(self, names: tuple[str, ...]) -> list[Rule]:
-        """Rules that look at some of the inner columns `names` and at no others."""
-        names = (*names, *_PER_MILLE) if SHARING[0] in names else names
-        other = {*PIPELINE, *SHARING, *_PER_MILLE} - set(names)
-        return [rule for rule in self.rules if rule.names & set(names) and not rule.names & other]
-
-    def _distinct_pipelines(self, choices: Mapping[str, Any]) -> list[_Demand]:
-        """Choices that stages can be cut for, each of them once.
-
-        A stack that cannot be told where to cut gets equal chunks; what others can be told is `Cutting`. Interleaved chunks run in
-        groups of pp micro-batches, as they are priced, or in those that the stack asks for.
-        Block depths that cover a mean chunk stand aside for `full`, unless the user names them, and so does GPipe for 1F1B where
-        there is one stage: it runs the same passes and holds more.
-        """
-        stack, layers, blocks = self.problem.stack, self.constants["layers"], self.constants["blocks"]
-
-        def can_be_cut(known: Columns) -> Bools:
-            chunks = known["pp"] * known["vpp"]
-            free = np.where(known["vpp"] > 1, stack.cuts_freely(2), stack.cuts_freely(1))
-            return np.asarray(np.where(free, chunks <= self.constants["most_chunks"], layers % chunks == 0))
-
-        def in_groups(known: Columns) -> Bools:
-            whole = known["num_microbatches"] % known["pp"] == 0
-            return np.asarray((known["schedule"] != SCHEDULES.index("interleaved")) | whole | (stack.microbatch_group > 0))
-
-        def less_than_full(known: Columns) -> Bools:
-            depth = known["recompute_layers"]
-            block = (known["recompute_mode"] == FULL_BLOCK) & (depth < ALL_LAYERS)
-            return np.asarray(~(block & (depth * known["pp"] * known["vpp"] >= blocks)))
-
-        def in_stages(known: Columns) -> Bools:
-            return np.asarray((known["schedule"] != SCHEDULES.index("gpipe")) | (known["pp"] > 1))
-
-        found = [
-            _Demand({"pp"}, {"vpp"}, can_be_cut),
-            _Demand({"pp", "dp"}, {"schedule", "num_microbatches"}, in_groups),
-        ]
-        if np.isin([SCHEDULES.index(name) for name in ("gpipe", "1f1b")], choices["schedule"]).all():
-            found.append(_Demand({"pp"}, {"schedule"}, in_stages))
-        if "recompute" not in self.problem.workload.fix:
-            found.append(_Demand({"pp"}, {"vpp", "recompute_mode", "recompute_layers"}, less_than_full))
-        return found
+    def _demands(self, names: tuple[str, ...]) -> list[Demand]:
+        """What the rules demand that look at some of the inner columns `names` and at no others."""
+        names = (*names, *SCALED) if SHARING[0] in names else names
+        other = {*PIPELINE, *SHARING, *SCALED} - set(names)
+        return [demand_of(rule) for rule in self.rules if rule.names & set(names) and not rule.names & other]
 
     def _derived(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """The given columns with those that follow from them, as far as their own ingredients are there."""
@@ -428,7 +420,7 @@ class Space:
             known["edp"] = known["tp"] * known["cp"] * known["dp"] // (known["ep"] * known["etp"])
         if "tp" in known:
             known["sequence_parallel"] = self.sequence_parallel(known["tp"])
-        for scaled, name in _PER_MILLE.items():
+        for scaled, name in SCALED.items():
             if name in known:
                 known[scaled] = np.rint(known[name] * PER_MILLE).astype(np.int64)
         if {"dp", "micro_batch"} <= known.keys():
@@ -461,17 +453,6 @@ def _first_of_each(legal: Bools, key: Ints) -> Bools:
     first = np.empty_like(legal)
     first[:, order] = ordered & (count - before[:, np.searchsorted(key[order], key[order])] == 1)
     return first
-
-
-def _frame_names(rule: Rule) -> set[str]:
-    """Frame columns that a rule looks at, through derived ones too."""
-    behind = {
-        "devices_used": {"tp", "cp", "pp", "dp"},
-        "edp": set(FRAME) - {"pp"},
-        "sequence_parallel": {"tp"},
-        "num_microbatches": {"dp"},
-    }
-    return set().union(*(behind.get(name, {name}) for name in rule.names))
 
 
 def _grid(axes: dict[str, Ints]) -> dict[str, Ints]:

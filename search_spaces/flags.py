@@ -28,7 +28,7 @@ def parse_fix(given: str | Mapping[str, Values], flag: str = "fix") -> dict[str,
     pairs = _pairs(given, flag) if isinstance(given, str) else [(name, _as_list(value)) for name, value in given.items()]
     fixed: dict[str, tuple[str, ...]] = {}
     for name, values in pairs:
-        column = _column(name, flag, COLUMN_VALUES)
+        column = column_named(name, flag, COLUMN_VALUES)
         if column in fixed:
             both = "|".join((*fixed[column], *values))
             raise InputError(f"{flag}: {column} is given twice; write {column}={both} to allow several values")
@@ -103,12 +103,12 @@ def parse_clause(text: str, flag: str = "forbid") -> Clause:
 
 def parse_forbid(given: str | Iterable[str]) -> tuple[str, ...]:
     """Clauses that no layout may satisfy, in normal form: "pp > 16, tp*cp>64 and vpp>1" as ("pp>16", "tp*cp>64 and vpp>1")."""
-    return tuple(dict.fromkeys(str(parse_clause(text)) for text in _split(given)))
+    return tuple(dict.fromkeys(str(parse_clause(text)) for text in _split(given, "forbid")))
 
 
 def parse_constraint(given: str | Iterable[str]) -> tuple[str, ...]:
     """Clauses that every layout must satisfy, as what they forbid: "tp*cp <= 64" as ("tp*cp>64",)."""
-    return tuple(dict.fromkeys(str(parse_clause(text, "constraint").negated) for text in _split(given)))
+    return tuple(dict.fromkeys(str(parse_clause(text, "constraint").negated) for text in _split(given, "constraint")))
 
 
 WHERE_THEY_FIT = ("tp", "cp", "ep", "etp")
@@ -185,7 +185,7 @@ def _compared(text: str, flag: str) -> Clause:
 
 def _pairs(text: str, flag: str) -> list[tuple[str, list[str]]]:
     pairs = []
-    for part in _split(text):
+    for part in _split(text, flag):
         name, equals, value = part.partition("=")
         if not equals:
             raise InputError(f"{flag}: {part!r} is not COLUMN=VALUE, such as tp=8 or tp=4|8")
@@ -197,13 +197,13 @@ def _pairs(text: str, flag: str) -> list[tuple[str, list[str]]]:
 
 
 def _as_list(value: Values) -> list[str]:
-    items = [value] if isinstance(value, str | int) else value
-    return [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+    values = [value] if isinstance(value, str | int) else value
+    return [str(item).lower() if isinstance(item, bool) else str(item) for item in values]
 
 
-def _split(given: str | Iterable[str]) -> list[str]:
+def _split(given: str | Iterable[str], flag: str) -> list[str]:
     texts = [given] if isinstance(given, str) else given
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    return [part for text in texts for part in items(text, flag)]
 
 
 def _inside_pairs(given: str | Iterable[str] | Mapping[str, Sequence[str]]) -> list[tuple[str, list[str]]]:
@@ -220,13 +220,59 @@ def _inside_pairs(given: str | Iterable[str] | Mapping[str, Sequence[str]]) -> l
     return pairs
 
 
-def _column(name: str, flag: str, known: Iterable[str]) -> str:
-    column = name.strip().lower().replace("-", "_")
-    if column in known:
+def items(text: str, flag: str) -> list[str]:
+    """The parts of a list between commas. InputError names the place of one that is empty."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 1 and "" in parts:
+        raise InputError(f"{flag}: item {parts.index('') + 1} of {text!r} is empty; a comma stands between two items")
+    return parts if parts != [""] else []
+
+
+def column_named(name: str, flag: str, known: Iterable[str]) -> str:
+    """The column of a name. InputError says which column is meant by one that frameworks or people use instead."""
+    column = name.strip().lower().lstrip("-").replace("-", "_")
+    columns = list(known)
+    if column in columns:
         return column
     refuse_unsupported([column], flag)
-    columns = list(known)
-    raise InputError(f"{flag}: {name.strip()!r} is not a column{did_you_mean(column, columns) or ': ' + ', '.join(columns)}")
+    stem = SUFFIX.sub("", column)
+    usual = OTHER_NAMES.get(column) or OTHER_NAMES.get(stem, stem)
+    if usual.startswith("--"):
+        raise InputError(f"{flag}: {name.strip()!r} is not a column; it is given with {usual}")
+    near = f"; did you mean {usual!r}?" if usual in columns else did_you_mean(column, columns)
+    raise InputError(f"{flag}: {name.strip()!r} is not a column{near or ': ' + ', '.join(columns)}")
+
+
+SUFFIX = re.compile(r"(?:_model)?(?:_parallel(?:ism)?)?(?:_(?:size|degree|world_size|num))?$")
+"""What frameworks put behind the name of a dimension."""
+OTHER_NAMES = {
+    other: column
+    for column, others in {
+        "tp": "tensor model mp",
+        "cp": "context ring",
+        "pp": "pipeline pipe pipeline_stage num_stages",
+        "dp": "data dp_replicate dp_shard data_parallel_replicate data_parallel_shard",
+        "ep": "expert experts",
+        "etp": "expert_tensor",
+        "edp": "expert_data",
+        "vpp": "vp virtual_pipeline interleave pp_interleave_num num_virtual_stages_per_pipeline_rank "
+        "num_layers_per_virtual_pipeline_stage chunks",
+        "micro_batch": "mb mbs micro_batch microbatch train_micro_batch_size_per_gpu local_batch batch",
+        "num_microbatches": "m num_micro_batches gas ga micro_batch_num gradient_accumulation_steps grad_accum",
+        "sequence_parallel": "sp seq_parallel use_seq_parallel sequence seq",
+        "cp_type": "cp_comm_type context_parallel_algo rotate_method",
+        "schedule": "pp_schedule pipeline_parallel_schedule schedules_method",
+        "optimizer_sharding": "zero zero_stage sharding fsdp use_distributed_optimizer dist_opt zero1 zero2 zero3",
+        "recompute": "ac activation_checkpoint activation_checkpointing recompute_granularity gradient_checkpointing ckpt",
+        "offload": "cpu_offload optimizer_cpu_offload optimizer_offload swap_optimizer",
+        "rank_order": "order use_tp_pp_dp_mapping",
+        "--devices": "world gpus npus devices nproc",
+        "--global-batch": "gbs global_batch train_batch",
+        "--seq-len": "seq_len seq_length sequence_length max_seq_len",
+    }.items()
+    for other in others.split()
+}
+"""What frameworks and people call a column; of a name with a suffix, the part before it."""
 
 
 def _product(text: str, whole: str, flag: str) -> tuple[str | int, ...]:
@@ -235,7 +281,7 @@ def _product(text: str, whole: str, flag: str) -> tuple[str | int, ...]:
         if factor.isascii() and factor.isdigit() and len(factor) <= MAX_DIGITS:
             factors.append(int(factor))
         elif re.fullmatch(r"[A-Za-z][A-Za-z_-]*", factor):
-            column = _column(factor, f"{flag} {whole!r}", COLUMN_VALUES)
+            column = column_named(factor, f"{flag} {whole!r}", COLUMN_VALUES)
             if column in TEXT_COLUMNS:
                 raise InputError(f"{flag}: {column} in {whole!r} is text; it stands alone on the left of == or !=")
             factors.append(column)

@@ -26,7 +26,9 @@ from .flags import (
 from .huggingface import from_config, load_model_yaml
 from .layout import RANK_ORDERS, Problem
 from .model import Frozen, ModelSpec, MoeMlp
+from .scaling_families import family_model, is_family
 from .stack import MEGATRON_CORE, Stack
+from .vocabulary import MAIN, NEWEST_WORDS
 from .workload import Workload
 
 __all__ = [
@@ -84,7 +86,9 @@ def catalog_entry(kind: Kind, name: str) -> Frozen:
 
 
 def load_model(source: Source | ModelSpec) -> ModelSpec:
-    """A model from a catalog name, a Hugging Face config.json, a folder holding one, or a ModelSpec YAML."""
+    """A model from a catalog name, a Hugging Face config.json, a folder holding one, a ModelSpec YAML, or its family and size."""
+    if isinstance(source, str) and is_family(source):
+        return family_model(source)
     return source if isinstance(source, ModelSpec) else cast(ModelSpec, _load("models", source))
 
 
@@ -104,7 +108,10 @@ def load_stack(source: Source | Stack) -> Stack:
 
 
 def framework_stack(framework: str, version: str | None = None) -> Stack:
-    """The catalog's stack of a framework: that of the given version, or else the one that bears the framework's name."""
+    """The catalog's stack of a framework: that of the given version, or else the one that bears the framework's name.
+
+    "main", or another word for what is newest, is the latter, called main.
+    """
     stacks = [cast(Stack, catalog_entry("stacks", name)) for name in catalog_names("stacks")]
     mine = [stack for stack in stacks if stack.framework == framework]
     if not mine:
@@ -112,9 +119,12 @@ def framework_stack(framework: str, version: str | None = None) -> Stack:
         raise InputError(
             f"framework: {framework!r} is not known{did_you_mean(framework, known) or '; known are ' + ', '.join(known)}"
         )
+    usual = next((stack for stack in mine if stack.name == framework), mine[0])
     if version is None:
-        return next((stack for stack in mine if stack.name == framework), mine[0])
-    for stack in mine:
+        return usual
+    if version.strip() in NEWEST_WORDS:
+        return usual.model_copy(update={"version": MAIN})
+    for stack in sorted(mine, key=lambda stack: stack is not usual):  # other stacks of the same version are variants of it
         if _same_version(stack.version, version):
             return stack
     versions = ", ".join(sorted({stack.version for stack in mine}, key=_numbers))
@@ -179,7 +189,11 @@ def build_problem(
     workload = to_record(Workload, {key: value for key, value in given.items() if value is not None}, "workload")
     _check_reserve(machine, workload)
     if workload.offload_to == "pool" and machine.pool is None:
-        raise InputError(f"offload-to = pool: {machine.name} has no pool of memory; host is what it has")
+        reason = "what a device lends has to be free on it when its own schedule is fullest, which hangs on all stages' cuts"
+        raise InputError(
+            f"offload-to = pool: {machine.name} has no pool of memory, and that of other devices is not priced as one ({reason}); "
+            "host is what it has"
+        )
     _check_precision(machine, software, workload)
     default_stack = stack is None and framework is None
     return Problem(
@@ -192,6 +206,7 @@ def build_problem(
             *([f"stack {software.name} ({software.framework} {software.version}), the default of {machine.name}"] * default_stack),
             *([ETP_ASSUMPTION] * (moe and "etp" not in fixed)),
             *([API_ASSUMPTION] * (rank_order == "all")),
+            *([f"{software.framework} {MAIN} is taken to do what stack {software.name} does"] * (software.version == MAIN)),
             *_assumptions(spec, machine, software, workload),
         ),
     )
@@ -336,8 +351,7 @@ def _known_levels(cluster: ClusterSpec, inside: dict[str, tuple[str, ...]]) -> d
         try:
             level = cluster.level_name(word)
         except KeyError as error:
-            names = [level.name for level in cluster.levels]
-            raise InputError(f"inside: {word!r} is not a level of {cluster.name}: {', '.join(names)} or supernode") from error
+            raise InputError(f"inside: {word!r} is not a level of {cluster.name}: {cluster.level_words}") from error
         known[level] = tuple(dict.fromkeys((*known.get(level, ()), *dimensions)))
     return known
 

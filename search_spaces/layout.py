@@ -141,8 +141,14 @@ class Split:
     def counts(self) -> tuple[int, ...]:
         return tuple(b - a for a, b in zip(self.cuts, self.cuts[1:], strict=False))
 
+    def beyond(self, num_layers: int) -> tuple[int, ...]:
+        """MTP layers of each chunk."""
+        return tuple(max(0, end - max(first, num_layers)) for first, end in zip(self.cuts, self.cuts[1:], strict=False))
+
     def stages(self, num_layers: int, recompute: str) -> tuple[Stage, ...]:
         """The split in the words of plan.json."""
+
+        mtp = self.beyond(num_layers)
 
         def chunk(index: int) -> Chunk:
             first, end = self.cuts[index], self.cuts[index + 1]
@@ -150,7 +156,7 @@ class Split:
             return Chunk(
                 layers=(first, last) if last >= first else None,
                 embedding=index == 0,
-                mtp=max(0, end - max(first, num_layers)),
+                mtp=mtp[index],
                 loss=index == self.pp * self.vpp - 1,
                 recompute=_redone(self.redone[index], end - first) if self.redone else recompute,
             )

@@ -106,8 +106,8 @@ def _level(problem: Problem, word: str) -> str:
     try:
         return problem.cluster.level_name(word)
     except KeyError as error:
-        names = ", ".join(level.name for level in problem.cluster.levels)
-        raise InputError(f"inside: {word!r} is not a level of {problem.cluster.name}: {names} or supernode") from error
+        cluster = problem.cluster
+        raise InputError(f"inside: {word!r} is not a level of {cluster.name}: {cluster.level_words}") from error
 
 
 def _fixed(column: str, values: tuple[str, ...]) -> Condition:

@@ -296,6 +296,7 @@ WORDS = Words(
         "placed_blocks": "layers placed",
         "microbatch_group": "the group",
         "split_form": "split form",
+        "devices_used": "tp·cp·pp·dp",
     },
 )
 """How columns and constants are called in sentences; `words_for` adds the levels of a cluster."""

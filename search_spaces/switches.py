@@ -1,7 +1,8 @@
-"""Overlap switches: whether what is sent once per step, gradients and parameters, hides behind compute or is left exposed.
+"""Overlap switches: whether gradients and parameters, sent once per step, and what tensor parallelism sends in every layer hide
+behind compute or are left exposed.
 
-Either changes what stands around the pipeline and nothing in it, so that exposing it never makes a layout faster, nor leaner. Such
-layouts are counted, not listed.
+Whatever they expose lengthens a pass or what stands around the pipeline, and takes no memory, so that it never makes a layout
+faster, nor leaner. Such layouts are counted, not listed.
 """
 
 from __future__ import annotations
@@ -20,15 +21,28 @@ SENT_UNDER = {"dp_gradients": (NONE, ZERO1), "dp_parameters": (ZERO1, ZERO2)}
 
 def names(problem: Problem) -> tuple[str, ...]:
     """The switches that the problem's stack has."""
-    return tuple(name for name in SENT_UNDER if getattr(problem.stack.overlap, name) > 0)
+    return tuple(name for name in ("tp", *SENT_UNDER) if getattr(problem.stack.overlap, name) > 0)
+
+
+def words(problem: Problem) -> str:
+    """«tp, dp_gradients and dp_parameters», or «no»."""
+    *others, last = names(problem) or ("no",)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def settings(problem: Problem, sharding: Ints) -> Ints:
-    """How many settings of the switches there are under each sharding, where replicas talk at all."""
+    """How many settings there are, under each sharding, of the switches of what replicas send, where they talk at all."""
     found = np.ones(len(sharding), dtype=np.int64)
-    for name in names(problem):
+    for name in SENT_UNDER.keys() & names(problem):
         found *= np.where(np.isin(sharding, SENT_UNDER[name]), 2, 1)
     return found
+
+
+def layer_settings(problem: Problem, sequence_parallel: Ints) -> Ints:
+    """How many settings there are of the switch of what tensor parallelism sends: its GEMMs take in a part of the sequence after
+    the other while the next is sent, so that it needs sequence parallelism.
+    """
+    return np.where((sequence_parallel > 0) & ("tp" in names(problem)), 2, 1)
 
 
 def replicated(problem: Problem, columns: Mapping[str, Any]) -> Bools:

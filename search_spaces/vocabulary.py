@@ -14,3 +14,6 @@ RANK_ORDERS = tuple("-".join(names) for names in permutations(("tp", "cp", "ep",
 FLAG_RANK_ORDERS = RANK_ORDERS[:2]
 """Those that flags of frameworks can say: tp-cp-ep-dp-pp, and with --use-tp-pp-dp-mapping tp-cp-ep-pp-dp."""
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "shared_experts", "moe")
+MAIN = "main"
+NEWEST_WORDS = frozenset({MAIN, "master", "dev"})
+"""What the newest version of a framework, the head of its repository, is called in place of a number."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +225,54 @@ def test_a_rule_that_ties_both_kinds_of_choices_is_kept() -> None:
     assert len(tied) == int(allowed.sum()) < len(free)
     keys = [row_keys([getattr(table, name) for name in COLUMNS]) for table in (free.take(allowed), tied)]
     assert sorted(keys[0].tolist()) == sorted(keys[1].tolist())
+
+
+@pytest.mark.parametrize(
+    "constraint", ["", "recompute == none or micro_batch*dp <= 4 and cp_type == a2a", "vpp == 1 or rank_order != tp-cp-ep-dp-pp"]
+)
+def test_choices_that_rules_tie_are_those_of_nested_loops(constraint: str) -> None:
+    """Offloaded activations exclude recompute, and users may tie any columns: what is left is listed once, as the oracle finds."""
+    few = "recompute=none|full,micro_batch=1|2,optimizer_sharding=zero1,pp=1|2,cp=1|2"
+    problem = small(devices=4, fix=few, offload_to="host", **({"constraint": constraint} if constraint else {}))
+    mine, theirs = layouts_of(problem), legal_layouts(problem)
+    assert len(mine) == len(theirs) == Space(problem).listed > 0
+    assert Counter(map(tied, mine)) == Counter(map(tied, theirs))
+
+
+def tied(layout: Layout) -> tuple[object, ...]:
+    """Columns that the rules of the test tie, but for those of which one value may stand for all."""
+    free = layout.cp_type if layout.cp > 1 else "", layout.rank_order if layout.pp > 1 and layout.dp > 1 else ""
+    return layout.recompute, layout.offload, layout.micro_batch, layout.vpp, layout.dp, *free
+
+
+def test_rules_that_tie_choices_of_which_there_are_none_leave_nothing() -> None:
+    assert Space(small(fix="vpp=2,schedule=1f1b", offload_to="host")).legal == 0
+
+
+def test_tied_choices_of_a_large_job_are_counted_as_fast_as_free_ones() -> None:
+    """960 ways through the batch by 120 to share of 4,630 frames: worked through pair by pair they take most of a minute."""
+    space = Space(build_problem("gpt3-175b", "hgx-a100", 4096, 1536, 2048, offload_to="host"))
+    begun = time.process_time()
+    assert (space.legal, space.listed) == (9_302_794, 2_794_047)
+    assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize("offload_to", [None, "host"])
+def test_a_stack_that_hides_what_tp_sends_has_a_switch_for_it(offload_to: str | None) -> None:
+    """Twice as many layouts with tp > 1 and sequence parallelism, none of them listed; as many as ever without."""
+    few = "recompute=none|full,micro_batch=1"
+    problem = small(fix=few, offload_to=offload_to)
+    overlap = problem.stack.overlap.model_copy(update={"tp": 0.6})
+    hiding = problem.model_copy(update={"stack": problem.stack.model_copy(update={"overlap": overlap})})
+    space, switched = Space(problem), Space(hiding)
+    assert switched.listed == space.listed
+    np.testing.assert_array_equal(switched.legal_per_frame, space.legal_per_frame * np.where(space.frames.tp > 1, 2, 1))
+    for each in (space, switched):
+        assert each.variants(listed(each)).sum() == each.works(np.arange(len(each.frames))).stands_for.sum() == each.legal
+    assert "tp, dp_gradients and dp_parameters overlap on or off" in switched.words
+    off = "sequence_parallel=false,recompute=none,micro_batch=1,offload=none"
+    counts = [Space(small(fix=off, stack=stack)) for stack in (problem.stack, hiding.stack)]
+    assert counts[0].legal == counts[1].legal > 0
 
 
 def test_words_name_what_is_fixed_and_how_stages_are_cut() -> None:

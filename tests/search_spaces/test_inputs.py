@@ -357,6 +357,16 @@ def test_fix_brings_values_to_their_normal_form() -> None:
         ("tp=" + "9" * 5000, "must be a whole number"),
         ("tp=²", "must be a whole number"),
         ("tpp=8", "'tpp' is not a column; did you mean 'tp'"),
+        ("mb=1", "did you mean 'micro_batch'"),
+        ("tensor-model-parallel-size=8", "did you mean 'tp'"),
+        ("--pipeline_parallel_degree=8", "did you mean 'pp'"),
+        ("expert_tensor_parallel_size=2", "did you mean 'etp'"),
+        ("dp_size=2", "did you mean 'dp'"),
+        ("num_layers_per_virtual_pipeline_stage=2", "did you mean 'vpp'"),
+        ("zero_stage=1", "did you mean 'optimizer_sharding'"),
+        ("gbs=8", "it is given with --global-batch"),
+        ("tp=8,,pp=2", "item 2 of 'tp=8,,pp=2' is empty"),
+        ("tp=8,", "item 2 of 'tp=8,' is empty"),
         ("tp=8,tp=4", "write tp=8\\|4"),
         ("recompute=some", "recompute 'some' is not none, full"),
         ("schedule=2f2b", "schedule = '2f2b' must be one of gpipe"),
@@ -497,7 +507,10 @@ def test_a_problem_refuses_in_one_sentence(changes: dict[str, Any], words: str) 
 def test_a_framework_and_version_choose_the_stack() -> None:
     assert framework_stack("megatron-lm").name == "megatron-lm"
     assert framework_stack("megatron-lm", "0.12.1").name == "megatron-lm-0.12"
+    assert framework_stack("torchtitan", "0.3").name == "torchtitan"  # of several that run 0.3, the one that is named for it
     assert problem(framework="mindspeed-llm", framework_version="0.12").stack.name == "mindspeed-llm"
+    newest = framework_stack("torchtitan", "main")
+    assert (newest.name, newest.version) == ("torchtitan", "main")
 
 
 def test_records_and_names_give_the_same_problem() -> None:

@@ -300,6 +300,11 @@ WORDS = Words(phrases={"heads": "the {} attention heads", "layers": "the {} laye
 @pytest.mark.parametrize(
     ("condition", "values", "sentence"),
     [
+        (
+            any_of(one_of("tp", (2,)), at_most("pp", 4), at_most("tp", "pp")),
+            {"tp": 16, "pp": 8},
+            "tp = 16 is not 2, pp = 8 is more than 4 and tp = 16 is more than pp = 8",
+        ),
         (divides("tp", "heads"), {"tp": 16, "heads": 24}, "tp = 16 does not divide the 24 attention heads; 8 or 12 would"),
         (divides("pp", "layers"), {"pp": 4, "layers": 30}, "pp = 4 does not divide the 30 layers; 3 or 5 would"),
         (divides("pp", "m"), {"pp": 4, "m": 10}, "pp = 4 does not divide m = 10; m = 8 or 12 would do"),
