@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...cost_models.memory import GIB
+from ...cost_models.operation import FP32
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.layout import Layout, Problem, parse_offload
 from ..reports import wording
@@ -18,8 +19,9 @@ def advice(known: Known, cluster: ClusterSpec | None, problem: Problem | None, l
     if count is not None and pp > 1 and count < 4 * pp and count * values["micro_batch"] * values["dp"] == values["global_batch"]:
         bubble = (pp - 1) / (count * vpp)
         least = 4 * pp * values["micro_batch"] * values["dp"]
+        micro, leave = ("1 micro-batch", "leaves") if count == 1 else (f"{count} micro-batches", "leave")
         yield (
-            f"{count} micro-batches on pp = {pp} stages leave the pipeline idle for {wording.percent(bubble)} of its work "
+            f"{micro} on pp = {pp} stages {leave} the pipeline idle for {wording.percent(bubble)} of its work "
             f"({wording.percent(bubble / (1 + bubble))} of the step); a global batch of {least:,} would have 4 per stage"
         )
     size = values.get("supernode_size")
@@ -33,14 +35,17 @@ def advice(known: Known, cluster: ClusterSpec | None, problem: Problem | None, l
 
 
 def _host_memory(problem: Problem, layout: Layout) -> Iterator[str]:
-    """What the hosts hold of the optimizer: sharded states lie on every device once, whole ones once per replica."""
+    """What the hosts hold of the optimizer, FP32 gradients to step with beside its states; sharded ones lie on every device once,
+    whole ones once per replica.
+    """
     share = parse_offload(layout.offload)[0]
     if not share:
         return
     sharded = layout.optimizer_sharding != "none"
     copies = layout.devices if sharded else layout.tp * layout.pp
-    needed = share * problem.stack.optimizer_bytes * problem.model.parameters(mtp=True) / copies
+    each = problem.stack.optimizer_bytes + FP32
+    needed = share * each * problem.model.parameters(mtp=True) / copies
     room = problem.cluster.host_link.memory_bytes_per_device.value
     verdict = "more than" if needed > room else "of"
-    said = f"optimizer states on the host take {wording.gib(needed / GIB)} for each device"
+    said = f"optimizer states and gradients on the host, {each:g} B per parameter, take {wording.gib(needed / GIB)} for each device"
     yield f"{said}, {verdict} the {wording.gib(room / GIB)} that it has, before buffers and copies of the weights"

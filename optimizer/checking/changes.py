@@ -18,6 +18,8 @@ from .legality import TRAINED
 
 SHAPING = ("pp", "vpp", "stages")
 """Decisions that change how stages are cut."""
+CUTS = frozenset({"C060", "C061", "C063a"})
+"""Rules that a reader finds broken by what is said of stages."""
 
 
 def changes(job: Job, before: Layout, after: Layout, columns: Sequence[str]) -> tuple[Change, ...]:
@@ -65,6 +67,8 @@ def _keyed(job: Job, before: Layout, after: Layout, columns: Sequence[str]) -> d
 def _pairs(job: Job, before: Layout, after: Layout, column: str, columns: Sequence[str]) -> list[Pair]:
     """One column's options; with the first that shapes the pipeline goes how its stages are cut, where that has to be said."""
     said = [spelled(job.format, layout, column) for layout in (before, after)]
+    if column == "devices_used" and job.devices and "dp" not in job.degrees:  # dp follows, also where it does not come out whole
+        said[0] = f"{job.devices} processes"
     if column == "recompute" and (written := recompute_written(job.written)):
         said[0] = written
     if not can_be_said(job, after):
@@ -87,9 +91,15 @@ def proposed(job: Job, layout: Layout, change: Mapping[str, int], dp_follows: bo
     each = new.tp * new.cp * new.pp
     dp = max(1, job.devices // each) if dp_follows and job.devices else new.dp
     batch = change.get("global_batch", job.global_batch) or new.micro_batch * dp
-    update = {"dp": dp, "edp": max(1, new.tp * new.cp * dp // (new.ep * new.etp))}
-    update["num_microbatches"] = max(1, batch // (new.micro_batch * dp))
-    new = new.model_copy(update={**update, "sequence_parallel": new.sequence_parallel and new.tp > 1})
+    new = new.model_copy(
+        update={
+            "dp": dp,
+            "edp": max(1, new.tp * new.cp * dp // (new.ep * new.etp)),
+            "num_microbatches": max(1, batch // (new.micro_batch * dp)),
+            "sequence_parallel": new.sequence_parallel and new.tp > 1,
+            "schedule": ("interleaved" if new.vpp > 1 else "1f1b") if new.schedule in ("interleaved", "1f1b") else new.schedule,
+        }
+    )
     if new.stages and not {"pp", "vpp"} & change.keys():
         return new
     return new.model_copy(update={"stages": _stages(job, new, layers, mtp)})
@@ -119,6 +129,7 @@ def nearest_words(job: Job, layout: Layout, change: Mapping[str, int], made: Lay
         with suppress(Infeasible, InputError):  # what its keys cannot say is said in words
             return (*(each.after for each in differences(job, layout, made)), *trained)
     columns = [name for name in change if name not in TRAINED]
-    if made.stages != layout.stages and not set(SHAPING) & set(columns):
+    misplaced = any(each.rule in CUTS for each in job.findings)
+    if (made.stages != layout.stages or misplaced) and not set(SHAPING) & set(columns):
         columns.append("stages")
     return (*(part for each in changes(job, layout, made, columns) for part in each.after.split(AND)), *trained)

@@ -65,6 +65,7 @@ class Checked(Result):
     problem: Problem | None = None
     given: dict[str, int | str]
     stages: tuple[int, ...] = ()
+    mtp: tuple[int, ...] = ()  # of the layers of each chunk
     ok: bool
     legal: bool | None
     broken: tuple[Broken, ...] = ()

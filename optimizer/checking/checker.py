@@ -19,7 +19,9 @@ from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import model_constants
 from ...search_spaces.stack import Stack
-from ..planner import assumptions, evaluate, plan, price_layout, switched
+from ..assumptions import assumptions
+from ..evaluation import evaluate, price_layout, switched
+from ..planner import plan
 from ..readers import Finding, Job, read_job
 from ..readers.options import may_shape_the_model
 from ..readers.spelling import overlap_spelled
@@ -29,9 +31,9 @@ from ..waterfall import changed_columns, term_bars, waterfall
 from .advice import advice
 from .changes import changes, nearest_words, proposed, with_shares
 from .checked import Change, Checked, Fit, Mended
-from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_recipe
+from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_asked_mtp, with_recipe
 from .legality import TRAINED, Broken, Known, broken_rules, known_of, left_to_recipe, nearest, not_judged
-from .mending import breaking_term, mends
+from .mending import breaking_term, mends, recut
 from .tolerance import Tolerance, judge
 
 Progress = Callable[[str, float], None]
@@ -79,10 +81,13 @@ def check(
     Without a model, a cluster or a batch the rules that need none are judged, and the rest is said to need which input. `best`
     also looks for the best layout on the same devices. InputError for a configuration that cannot be read.
     """
+    machine = load_cluster(cluster) if cluster is not None else None
     job = config if isinstance(config, Job) else read_job(config, form=form, devices=devices, variables=variables)
+    if not isinstance(config, Job) and (job.format, stack, framework, framework_version) == ("megatron-lm", None, None, None):
+        job = _on_ascend(job, machine, config, devices, variables)
     job = filled(job, devices, global_batch, seq_len, precision, vocab_size)
-    machine = load_cluster(cluster) if cluster is not None else job.problem.cluster if job.problem else None
-    spec = model_of(job, model)
+    machine = machine or (job.problem.cluster if job.problem else None)
+    spec, said_of_mtp = with_asked_mtp(job, model_of(job, model))
     software = stack_of(job, machine, stack, framework, framework_version)
     job, left_open = with_recipe(job, spec)
     layout, dp, split, cut_wrong = laid_out(job, spec, software)
@@ -91,13 +96,13 @@ def check(
     unsettled = left_to_recipe(known, job)
     known = replace(known, rules=tuple(rule for rule in known.rules if rule.id not in unsettled))
     left_open += tuple(f"{rule} needs {', '.join(names)}, which recipe {job.recipe} may set" for rule, names in unsettled.items())
-    broken = [*_as_broken((*job.findings, *cut_wrong)), *_with_uneven(broken_rules(known), known)]
+    broken = [*_as_broken((*job.findings, *cut_wrong)), *_with_uneven(broken_rules(known), known, job.findings)]
     near = _nearest(job, known, broken)
     mtp = (spec.mtp.layers if spec.mtp else 0) if spec is not None else job.sizes.get("mtp_layers", 0)
     made = [proposed(job, layout, change, known.dp_follows, known.values.get("layers"), mtp) for change in near]
     missing = [*_other_training(job), *_missing(job, spec, machine, software)][:1]
     unpriced = [*missing, *_unpriceable(job, layout, dp, broken)]
-    said = list(job.assumptions)
+    said = [*job.assumptions, *said_of_mtp]
     problem = priced = found = curves = None
     if spec is not None and machine is not None and software is not None and not missing:
         problem = _problem(job, spec, machine, software, memory_margin, expert_imbalance, vocab_size)
@@ -136,6 +141,7 @@ def check(
         problem=problem,
         given=given_of(job, layout, dp),
         stages=split.counts if split else (),
+        mtp=split.beyond(known.values["layers"]) if split else (),
         ok=not broken and (fit is None or fit.over_gib <= 0),
         legal=legal,
         broken=tuple(broken),
@@ -164,19 +170,30 @@ def check(
     )
 
 
+def _on_ascend(
+    job: Job, machine: ClusterSpec | None, config: str | Path, devices: int | None, variables: Mapping[str, str] | None
+) -> Job:
+    """A job of Megatron-LM as what runs its script there reads it: Megatron-LM itself runs on GPUs."""
+    if machine is None or machine.accelerator.vendor != "huawei":
+        return job
+    said = f"run by MindSpeed-LLM: Megatron-LM itself does not run on {machine.accelerator.name}"
+    again = read_job(config, form="mindspeed-llm", devices=devices, variables=variables)
+    return replace(again, assumptions=(said, *again.assumptions))
+
+
 def _as_broken(findings: Iterable[Finding]) -> Iterator[Broken]:
     for each in findings:
         yield Broken(rule=each.rule, sentence=each.sentence, reason=each.reason, source=each.source, scope="framework")
 
 
-def _with_uneven(broken: Sequence[Broken], known: Known) -> Iterator[Broken]:
+def _with_uneven(broken: Sequence[Broken], known: Known, found: Sequence[Finding]) -> Iterator[Broken]:
     """The rules with, for an even split that does not come out, the uneven one that is nearest.
 
-    The two chunks of a V are told of by their own rule.
+    The two chunks of a V are told of by their own rule, layers per chunk by the reader.
     """
-    ids = {each.rule for each in broken}
+    told = "C075b" in {each.rule for each in broken} or "C060" in {each.rule for each in found}
     for each in broken:
-        if each.rule == "C060" and "C075b" in ids:
+        if each.rule == "C060" and told:
             continue
         remedy = (
             uneven_remedy(known.values["layers"], known.values["pp"]) if each.rule == "C060" and known.values["vpp"] == 1 else ""
@@ -214,7 +231,7 @@ def _other_training(job: Job) -> Iterator[str]:
 def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, stack: Stack | None) -> Iterator[str]:
     """What is not known and a price needs, in one sentence."""
     inputs = {
-        "a model (MODEL)": model,
+        f"a model (MODEL{f'; {job.no_model}' if job.no_model else ''})": model,
         "a cluster (--cluster)": cluster,
         "a framework (--framework or --stack)": stack,
         "the number of devices (--devices)": job.devices,
@@ -272,6 +289,8 @@ def _fit(job: Job, cost: CostModel, priced: PricedLayout) -> Fit:
     stage, term, term_gib = breaking_term(priced)
     free = memory.capacity_gib - cost.problem.cluster.context_bytes.value / GIB
     helps = mends(cost, priced) if memory.peak_gib > free else ()
+    if job.split.free:
+        helps = tuple(mend for mend in (recut(cost, priced, mend) for mend in helps) if mend.peak_gib <= free)
     return Fit(
         verdict=memory.verdict,
         stage=stage,

@@ -206,7 +206,7 @@ def _sentences(
     cluster: ClusterSpec | None,
 ) -> Iterator[str]:
     """What is wrong with the groups of one dimension."""
-    had = ", ".join(f"{wording.count(count, 'group')} of {length}" for length, count in sorted(found.items()))
+    had = ", ".join(f"{wording.count(count, 'group')} of {length}" for length, count in sorted(found.items())) or "no groups"
     if size is not None and groups is not None and set(found) != {size}:
         stride = _stride(name, sizes)
         right = f"{wording.count(groups, 'group')} of {size}" + (
@@ -234,8 +234,9 @@ def _leaving(name: str, lists: Sequence[Sequence[int]], cluster: ClusterSpec, wo
     unit = sizes[[level.name for level in cluster.levels].index(cluster.supernode)]
     leaving = [place for place, group in enumerate(lists) if len({rank // unit for rank in group}) > 1]
     if leaving:
+        leave = "leaves its" if len(leaving) == 1 else "leave their"
         yield (
-            f"{name}: {wording.count(len(leaving), 'group')} of {len(lists):,} leave their {cluster.supernode} of {unit} devices "
+            f"{name}: {wording.count(len(leaving), 'group')} of {len(lists):,} {leave} {cluster.supernode} of {unit} devices "
             f"(the first is group {leaving[0]}, ranks {_shown(lists[leaving[0]])})."
         )
 

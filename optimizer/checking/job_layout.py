@@ -20,6 +20,8 @@ from ..readers import Finding, Job, SplitWish
 from ..readers.splits import cut, even_counts
 
 GIVEN = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")
+MTP_BY_OPTION, MTP_OPTION = ("megatron-lm", "mindspeed-llm"), "--mtp-num-layers"
+"""Formats in which MTP layers of a model are built only where an option asks for them (megatron/training/arguments.py)."""
 
 
 def filled(job: Job, devices: int | None, batch: int | None, seq_len: int | None, precision: str | None, vocab: int | None) -> Job:
@@ -69,6 +71,18 @@ def model_of(job: Job, given: str | Path | ModelSpec | None) -> ModelSpec | None
     return load_model(job.model_name) if job.model_name is not None else None
 
 
+def with_asked_mtp(job: Job, model: ModelSpec | None) -> tuple[ModelSpec | None, tuple[str, ...]]:
+    """(the model, what is said of it) with the MTP layers that options ask for: without any Megatron builds none."""
+    if model is None or model.mtp is None or job.format not in MTP_BY_OPTION:
+        return model, ()
+    asked = job.sizes.get("mtp_layers", 0)
+    if asked == model.mtp.layers or any(MTP_OPTION in each for each in job.unresolved):
+        return model, ()
+    own = model.model_copy(update={"mtp": model.mtp.model_copy(update={"layers": asked}) if asked else None})
+    given = f"{MTP_OPTION} is {asked}" if asked else f"{MTP_OPTION} is not given"
+    return own, (f"{asked or 'no'} MTP layers, where {model.name} has {model.mtp.layers}: {given}",)
+
+
 def stack_of(
     job: Job, cluster: ClusterSpec | None, given: str | Path | Stack | None, framework: str | None, framework_version: str | None
 ) -> Stack | None:
@@ -94,9 +108,9 @@ def stack_of(
 
 
 def _changed(stack: Stack, changes: Mapping[str, Any]) -> Stack:
-    """The stack with fields that a configuration sets; of its overlap with those shares."""
-    overlap = stack.overlap.model_copy(update=changes.get("overlap", {}))
-    return stack.model_copy(update={**changes, "overlap": overlap})
+    """The stack with fields that a configuration sets; of its overlap and footprint with those figures."""
+    parts = {name: getattr(stack, name).model_copy(update=changes.get(name, {})) for name in ("overlap", "footprint")}
+    return stack.model_copy(update={**changes, **parts})
 
 
 def laid_out(job: Job, model: ModelSpec | None, stack: Stack | None) -> tuple[Layout, int | None, Split | None, list[Finding]]:

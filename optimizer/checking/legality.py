@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ...search_spaces.choices import divisors
 from ...search_spaces.cluster import ClusterSpec
-from ...search_spaces.conditions import at_most, divides, equal, known
-from ...search_spaces.expressions import Column, Words, evaluate, names_in, product
+from ...search_spaces.conditions import at_most, divides, equal, known, nearest_two
+from ...search_spaces.expressions import Column, Expression, Words, evaluate, names_in, product
 from ...search_spaces.layout import COLUMNS, Layout, LayoutTable, Split
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import (
@@ -35,19 +35,23 @@ from ...search_spaces.quantities import (
 from ...search_spaces.rulebook import PARALLEL_STATE, RULES, Frameworks, Rule
 from ...search_spaces.rules import scope_name
 from ...search_spaces.stack import Stack
+from ...search_spaces.vocabulary import SCHEDULES
 from ..readers import Job
 from ..readers.splits import first_last_counts
+from ..readers.unmodelled import GENERATES
 from ..result import Result
 
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 VARIED = (*FRAME, "vpp", "micro_batch", "global_batch", "seq_len")
 """Columns of which legal values near the given ones are looked for, in the order in which they are told."""
 GRID = {"tp", "cp", "pp", "dp"}
-MOVING = {*VARIED, *DERIVED, "num_microbatches", "edp", "sequence_parallel", "placed_blocks", "split_form"}
+MOVING = {*VARIED, *DERIVED, "num_microbatches", "edp", "sequence_parallel", "placed_blocks", "split_form", "schedule"}
 """What changes with those."""
 KEPT_AT_ONE = ("cp", "ep", "etp", "vpp")
 """Columns that stay at 1 where they are: nearest means with what the job uses."""
 TRAINED = {"global_batch", "seq_len"}
+BY_CHUNKS = PLAIN, INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved")
+"""Schedules of which the one follows from a single chunk a stage, the other from several."""
 MOST_ROWS = 200_000
 DEEPEST = 4096
 """Stages of the deepest pipeline that is thought of."""
@@ -75,7 +79,9 @@ NEEDS = {
 
 
 class Broken(Result):
-    """A rule that a job breaks. `legal` holds, for columns of the rule, the values that would meet it with all else as it is."""
+    """A rule that a job breaks. `legal` holds, for columns of the rule, the values that would meet it and break no rule that is
+    met, with all else as it is; `alone`, where there are none, those that would meet this rule and may break others.
+    """
 
     rule: str
     sentence: str
@@ -83,6 +89,7 @@ class Broken(Result):
     source: str = ""
     scope: str = ""
     legal: dict[str, tuple[int, ...]] = {}
+    alone: dict[str, tuple[int, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,10 @@ TP_INSIDE = Rule(
     "topology",
     at_most("tp", "supernode_size"),
 )
+OF_TRAINING = frozenset({"C029", "C081"})
+"""Rules that frameworks ask of steps that train, not of those that only generate."""
+WHOLE = frozenset({"C001", "C029"})
+"""Rules that whole replicas and whole micro-batches are."""
 NOT_JUDGED_HERE = frozenset({"C001", "C063a", "C063b", "P010"})
 """Rules that a job is judged by in another form: the whole grid, its own stages, and memory by price."""
 
@@ -206,6 +217,8 @@ def _binding(job: Job, stack: Stack | None) -> Iterator[Rule]:
     if job.supernode_size is not None:
         yield TP_INSIDE
     for rule in RULES:
+        if rule.id in OF_TRAINING and any(each.startswith(GENERATES) for each in job.unmodelled):
+            continue
         bound = isinstance(rule.scope, Frameworks) and stack is not None and rule.scope.bind(stack)
         if rule.id not in NOT_JUDGED_HERE and (bound or rule.scope in ("arithmetic", "topology")):
             yield rule
@@ -213,33 +226,47 @@ def _binding(job: Job, stack: Stack | None) -> Iterator[Rule]:
 
 def broken_rules(found: Known) -> list[Broken]:
     """Every rule that the job breaks, with the values of its columns that would meet it."""
-    broken = []
-    for rule in found.judged:
-        if rule.condition.mask(found.values):
-            continue
-        failure = rule.condition.failure(found.words, found.values)
-        legal = {name: _meeting(found, rule, name) for name in VARIED if name in _varied(rule) and name in found.values}
-        clause = _grid_sentence(found.values) if rule is GRID_GIVEN else failure.clause
-        broken.append(
-            Broken(
-                rule=rule.id,
-                sentence=f"{clause}; {failure.remedy}." if failure.remedy and rule is not GRID_GIVEN else f"{clause}.",
-                reason=rule.reason,
-                source=rule.source,
-                scope=scope_name(rule.scope),
-                legal={name: values for name, values in legal.items() if values},
-            )
-        )
-    return broken
+    failed = [rule for rule in found.judged if not rule.condition.mask(found.values)]
+    return [_broken(found, rule, {each.id for each in failed} - {rule.id}) for rule in failed]
+
+
+def _broken(found: Known, rule: Rule, others: set[str]) -> Broken:
+    """The rule that is broken, in words; `others` are broken too, and not asked of what would mend this one."""
+    failure = rule.condition.failure(found.words, found.values)
+    held = tuple(each for each in found.rules if each.id not in others)
+    legal = _meeting(found, rule, held, whole=not others & WHOLE)
+    if failure.of is not None and names_in(failure.of) & MOVING:
+        failure = replace(failure, values=_reached(found, failure.of, legal))
+    clause, remedy = (_grid_sentence(found.values), "") if rule is GRID_GIVEN else (failure.clause, failure.remedy)
+    return Broken(
+        rule=rule.id,
+        sentence=f"{clause}; {remedy}." if remedy else f"{clause}.",
+        reason=rule.reason,
+        source=rule.source,
+        scope=scope_name(rule.scope),
+        legal=_told(found, legal),
+        alone={} if legal else _told(found, _meeting(found, rule, (rule,), whole=rule.id in WHOLE)),
+    )
 
 
 def left_to_recipe(found: Known, job: Job) -> dict[str, tuple[str, ...]]:
-    """Rules that would be broken by what a job leaves to its recipe, which may set it, with those columns."""
+    """Rules that are broken with what a job leaves to its recipe, and met with other values of those columns."""
     if job.recipe is None:
         return {}
-    unset = [name for name in job.degrees if name not in job.written]
-    resting = {rule.id: tuple(name for name in unset if name in _varied(rule)) for rule in found.judged}
-    return {each.rule: resting[each.rule] for each in broken_rules(found) if resting[each.rule]}
+    resting = {}
+    for rule in found.judged:
+        unset = [name for name in VARIED if name in job.degrees and name not in job.written and name in _varied(rule)]
+        if unset and not rule.condition.mask(found.values) and _can_be_met(found, rule, unset):
+            resting[rule.id] = tuple(unset)
+    return resting
+
+
+def _can_be_met(found: Known, rule: Rule, names: Sequence[str]) -> bool:
+    """Whether any values of these columns meet a rule; so many that they are not tried are taken to hold one that does."""
+    lists = [sorted({found.values[name], *_able(found, name)}) for name in names]
+    if math.prod(map(len, lists)) > MOST_ROWS:
+        return True
+    return bool(_legal(found, _grid(names, lists), (rule,), whole=rule.id in WHOLE).any())
 
 
 def _grid_sentence(values: Mapping[str, int]) -> str:
@@ -296,9 +323,10 @@ def nearest(found: Known, broken: Sequence[Broken]) -> list[dict[str, int]]:
     ids = {each.rule for each in broken}
     named = {name for rule in found.rules if rule.id in ids for name in rule.names & set(VARIED)}
     touched = {name for rule in found.rules if rule.id in ids for name in _varied(rule)}
-    if touched & GRID:  # one degree takes another with it, and the batch
-        touched |= {*GRID, "ep", "micro_batch", "global_batch"}
     options = _without_columns(found, ids)
+    recut = any(not change for _, _, change in options)
+    if touched & GRID and not recut:  # one degree takes another with it, and the batch
+        touched |= {*GRID, "ep", "micro_batch", "global_batch"}
     for unused in (set[str](), named & set(KEPT_AT_ONE)):  # what the job does not use is taken up only where nothing else helps
         columns = [name for name in VARIED if name in touched and (_may_vary(found, name) or name in unused & found.values.keys())]
         free = {name: _able(found, name) for name in columns}
@@ -310,7 +338,9 @@ def nearest(found: Known, broken: Sequence[Broken]) -> list[dict[str, int]]:
         if options:
             break
     order = sorted(options, key=lambda o: (bool(TRAINED & o[2].keys()), o[0], o[1], sorted(o[2].items())))
-    return [change for _, _, change in order[:WANTED]]
+    found_changes = [change for _, _, change in order]
+    enough = [change for change in found_changes if not any(each and each.items() < change.items() for each in found_changes)]
+    return enough[:WANTED]
 
 
 Option = tuple[int, float, dict[str, int]]
@@ -321,8 +351,9 @@ def _without_columns(found: Known, ids: set[str]) -> list[Option]:
     """What mends a job without another degree: an uneven cut, and sequence parallelism."""
     options: list[Option] = []
     if ids == {"C060"} and _legal(found, {"pp": np.array([found.values["pp"]])}, found.rules)[0]:
-        options.append((0, 0.0, {}))  # the same layout with stages cut unevenly
-    if found.values.get("sequence_parallel") == 0 and found.values["tp"] > 1:
+        options.append((0, 0.0, {}))  # the same layout with stages cut in another way
+    read = {name for rule in found.rules if rule.id in ids for name in rule.names}
+    if found.values.get("sequence_parallel") == 0 and found.values["tp"] > 1 and "sequence_parallel" in read:
         on = {"sequence_parallel": 1}
         if _legal(found, {name: np.array([value]) for name, value in on.items()}, found.rules)[0] and ids <= set(found.ids):
             options.append((0, 0.0, on))
@@ -343,6 +374,8 @@ def _varied(rule: Rule) -> set[str]:
         names |= {"tp", "cp", "pp", "dp"}
     if "num_microbatches" in names:
         names |= {"micro_batch", "global_batch"}
+    if "schedule" in names:  # which several chunks make the interleaved one
+        names |= {"vpp"}
     return names
 
 
@@ -382,16 +415,32 @@ def _cut_well(found: Known, change: Mapping[str, int]) -> bool:
     return first_last_counts(values["layers"], values["pp"]) is not None
 
 
-def _meeting(found: Known, rule: Rule, name: str) -> tuple[int, ...]:
-    """The values of one column that meet one rule with all else as it is, those nearest to the given where there are many."""
-    if not _may_vary(found, name) and name != "pp":
-        return ()
-    candidates = _candidates(found, name)
-    whole = bool(rule.names & {"dp", "edp", "devices_used", "devices"})
-    mask = _legal(found, {name: np.array(candidates, dtype=np.int64)}, (rule,), whole)
-    legal = [value for value, fine in zip(candidates, mask, strict=True) if fine]
-    near = sorted(legal, key=lambda value: (abs(math.log2(value / found.values[name])), value))[:MOST_TOLD]
-    return tuple(sorted(near))
+def _meeting(found: Known, rule: Rule, rules: Sequence[Rule], whole: bool) -> dict[str, list[int]]:
+    """For each column of a rule the values that meet the rules with all else as it is."""
+    legal: dict[str, list[int]] = {}
+    for name in VARIED:
+        if name in _varied(rule) and (name == "pp" or _may_vary(found, name)):
+            candidates = _candidates(found, name)
+            mask = _legal(found, {name: np.array(candidates, dtype=np.int64)}, rules, whole)
+            legal[name] = [value for value, fine in zip(candidates, mask, strict=True) if fine]
+    return {name: values for name, values in legal.items() if values}
+
+
+def _reached(found: Known, of: Expression, legal: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """The two nearest values of an expression that a legal value of one column makes it."""
+    values: set[int] = set()
+    for name, each in legal.items():
+        values |= set(np.atleast_1d(evaluate(of, _following(found, {name: np.array(each, dtype=np.int64)}))).tolist())
+    return nearest_two(int(evaluate(of, found.values)), values)
+
+
+def _told(found: Known, legal: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Of many values those nearest to the given."""
+    told = {}
+    for name, values in legal.items():
+        near = sorted(values, key=lambda value: (abs(math.log2(value / found.values[name])), value))
+        told[name] = tuple(sorted(near[:MOST_TOLD]))
+    return told
 
 
 def _grid(names: Sequence[str], lists: Sequence[Sequence[int]]) -> dict[str, npt.NDArray[np.int64]]:
@@ -403,28 +452,36 @@ def _legal(
     found: Known, columns: Mapping[str, npt.NDArray[np.int64]], rules: Iterable[Rule], whole: bool = True
 ) -> npt.NDArray[np.bool_]:
     """Which rows of changed columns meet the rules, what follows worked out anew; `whole`: and divide devices and batch."""
-    values: dict[str, Column] = {**found.values, **columns}
+    values = _following(found, columns)
     mask = np.ones(len(next(iter(columns.values()))), dtype=bool)
-    stage = values["tp"] * values["cp"] * values["pp"]
-    if found.dp_follows and "devices" in values:
-        values["dp"] = np.maximum(values["devices"] // stage, 1)
-        mask &= (values["devices"] % stage == 0) | (not whole)
-    if {"dp", "micro_batch", "global_batch"} <= values.keys():
-        each = values["micro_batch"] * values["dp"]
-        values["num_microbatches"] = values["global_batch"] // each
-        mask &= (values["global_batch"] % each == 0) | (not whole)
-    if "sequence_parallel" in values and "tp" in columns:
-        values["sequence_parallel"] = np.where(columns["tp"] > 1, values["sequence_parallel"], 0)
-    values |= {name: evaluate(e, values) for name, e in DERIVED.items() if names_in(e) <= values.keys()}
-    if {"pp", "vpp"} & columns.keys():
-        values.pop("placed_blocks", None)
-        values.pop("split_form", None)
+    if whole and found.dp_follows and "devices" in values:
+        mask &= values["devices"] % (values["tp"] * values["cp"] * values["pp"]) == 0
+    if whole and {"dp", "micro_batch", "global_batch"} <= values.keys():
+        mask &= values["global_batch"] % (values["micro_batch"] * values["dp"]) == 0
     if "layers" in values and "splits_free" in found.sayable:  # an uneven cut is looked for without interleaving only
         mask &= (values["vpp"] == 1) | (values["layers"] % (values["pp"] * values["vpp"]) == 0)
     for rule in rules:
         if rule.names <= values.keys():
             mask &= rule.condition.mask(values)
     return mask
+
+
+def _following(found: Known, columns: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Column]:
+    """All columns where some are changed: dp, micro-batches and the schedule follow, and what is derived."""
+    values: dict[str, Column] = {**found.values, **columns}
+    if found.dp_follows and "devices" in values:
+        values["dp"] = np.maximum(values["devices"] // (values["tp"] * values["cp"] * values["pp"]), 1)
+    if {"dp", "micro_batch", "global_batch"} <= values.keys():
+        values["num_microbatches"] = values["global_batch"] // (values["micro_batch"] * values["dp"])
+    if "sequence_parallel" in values and "tp" in columns:
+        values["sequence_parallel"] = np.where(columns["tp"] > 1, values["sequence_parallel"], 0)
+    if "vpp" in columns and values["schedule"] in BY_CHUNKS:
+        values["schedule"] = np.where(columns["vpp"] > 1, INTERLEAVED, PLAIN)
+    values |= {name: evaluate(e, values) for name, e in DERIVED.items() if names_in(e) <= values.keys()}
+    if {"pp", "vpp"} & columns.keys():
+        values.pop("placed_blocks", None)
+        values.pop("split_form", None)
+    return values
 
 
 def _candidates(found: Known, name: str) -> list[int]:

@@ -13,7 +13,8 @@ from ...search_spaces.layout import Layout, LayoutTable, Problem, Recompute, Spl
 from ...search_spaces.quantities import constants, free_bytes
 from ...search_spaces.rules import rules_for, violations
 from ...search_spaces.workload import MEMORY_BAND
-from ..planner import with_default_stages
+from ..evaluation import price_layout, with_default_stages
+from ..recutting import downhill
 from ..result import PricedLayout, Result
 
 MOST_MENDS, MOST_PAIRED = 3, 4
@@ -60,6 +61,22 @@ def mends(model: CostModel, priced: PricedLayout) -> tuple[Mend, ...]:
         found = [mend for mend in _priced(model, priced, pairs) if mend.peak_gib <= free]
     surest = [mend for mend in found if mend.surely] or found
     return tuple(_distinct(sorted(surest, key=lambda mend: mend.step_time_s)))[:MOST_MENDS]
+
+
+def recut(model: CostModel, before: PricedLayout, found: Mend) -> Mend:
+    """The mend of a job that leaves its stages to the planner, with those that it would then be given."""
+    _, layout = downhill(model, with_default_stages(model, found.layout.model_copy(update={"stages": ()})))
+    priced = price_layout(model, layout, simulated=False)
+    free = free_bytes(model.problem.cluster) / GIB
+    return found.model_copy(
+        update={
+            "layout": layout,
+            "peak_gib": priced.memory.peak_gib,
+            "step_time_s": priced.step_time_s,
+            "slower": priced.step_time_s / before.step_time_s - 1.0,
+            "surely": priced.memory.peak_gib <= free * (1.0 - MEMORY_BAND),
+        }
+    )
 
 
 Change = tuple[tuple[str, ...], Layout]
@@ -131,7 +148,7 @@ def _changes(problem: Problem, layout: Layout) -> Iterator[Change]:
             yield ("recompute",), layout.model_copy(update={"recompute": str(choice)})
     if stack.optimizer_offload and layout.offload == "none" and layout.optimizer_sharding != "none":
         yield ("offload",), layout.model_copy(update={"offload": "optimizer:1"})
-    if layout.tp > 1 and not layout.sequence_parallel:
+    if layout.tp > 1 and stack.sequence_parallel and not layout.sequence_parallel:
         yield ("sequence_parallel",), layout.model_copy(update={"sequence_parallel": True})
     for size in divisors(layout.micro_batch)[:-1]:
         yield ("micro_batch",), _followed(problem, layout, {"micro_batch": size})
@@ -155,5 +172,5 @@ def _followed(problem: Problem, layout: Layout, changed: dict[str, int]) -> Layo
     dp = max(1, layout.devices // (new.tp * new.cp * new.pp))
     edp = max(1, new.tp * new.cp * dp // (new.ep * new.etp))
     count = max(1, problem.workload.global_batch // (new.micro_batch * dp))
-    sequence = new.tp > 1 and (layout.sequence_parallel or layout.tp == 1)
+    sequence = new.tp > 1 and (layout.sequence_parallel or (layout.tp == 1 and problem.stack.sequence_parallel))
     return new.model_copy(update={"dp": dp, "edp": edp, "num_microbatches": count, "sequence_parallel": sequence})

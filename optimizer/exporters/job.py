@@ -9,6 +9,7 @@ from ...search_spaces.inputs import catalog_names, load_model
 from ...search_spaces.layout import Layout
 from ...search_spaces.model import ModelSpec
 from ..result import Plan
+from .folder import folder
 from .knobs import Dialect
 from .launch import SAVE_INTERVAL, commented, layout_words, origin, predicted
 from .request import Request, refuse_unsayable
@@ -19,7 +20,7 @@ FILE = "job.yaml"
 
 
 def files(plan: Plan, version: str | None = None) -> dict[str, str]:
-    """job.yaml; InputError for a version, which the file does not have."""
+    """job.yaml and how it is used; InputError for a version, which the file does not have."""
     import yaml
 
     if version is not None:
@@ -35,7 +36,19 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
         ]
     )
     body = yaml.safe_dump({"task": _task(asked)}, sort_keys=False, allow_unicode=True, width=112)
-    return {FILE: "\n".join([*head, body])}
+    return folder(asked, {FILE: "\n".join([*head, body])}, STEPS, NOTES)
+
+
+STEPS = (
+    f"Name in {FILE}, as state_store, what checkpoints are kept in: it must outlive a server, which /dev/shm does not.",
+    "Submit it to the scheduler; what its keys are called there, is the scheduler's own: resource counts supernodes and the "
+    "accelerators of one, strategy is the layout, fault_tolerance says when to save and what to do when a server fails.",
+    f"`paraplan check {FILE} --cluster NAME` judges it again, after a change or on another cluster.",
+)
+NOTES = (
+    "The scheduler starts no framework by it: export to that of the job as well, which sets what trains as this layout says.",
+    f"A save every {SAVE_INTERVAL} steps is a beginning; `paraplan check` says what interval the cluster's failures ask for.",
+)
 
 
 def _task(asked: Request) -> dict[str, Any]:

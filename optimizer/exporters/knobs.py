@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...search_spaces.errors import Infeasible, InputError
+from ...search_spaces.vocabulary import MAIN, NEWEST_WORDS
 from .spelling import NEWEST, Code, Spelling, Version
 from .spellings import FRAMEWORKS
 
@@ -113,7 +114,7 @@ def dialect(framework: str, version: str | None) -> Dialect:
     known = FRAMEWORKS[framework]
     if version is None:
         return Dialect(framework, known.default)
-    if version.strip() in ("main", "master", "dev"):
+    if version.strip() in NEWEST_WORDS:
         return Dialect(framework, NEWEST)
     match = re.search(r"\d+(?:\.\d+)*", version)
     if not match or len(match.group()) > 30:
@@ -142,7 +143,7 @@ def _at_date(framework: str, date: str) -> Version:
 
 def version_text(version: Version) -> str:
     """(0, 16) → "0.16"; the newest is "main"."""
-    return "main" if version == NEWEST else ".".join(map(str, version))
+    return MAIN if version == NEWEST else ".".join(map(str, version))
 
 
 def _words(knob: str) -> str:

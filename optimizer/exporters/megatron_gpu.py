@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ...search_spaces.errors import Infeasible
 from ...search_spaces.layout import SELECTIVE
+from ...search_spaces.stack import Footprint
 from .knobs import Settings
 from .megatron_family import Family, Groups
 from .megatron_model import MegatronRequest, attention_settings, router_settings, size_settings
@@ -162,7 +163,9 @@ def kernel_settings(asked: MegatronRequest) -> Settings:
         own = ["fused_activation", "fused_dropout", *(["fused_rope"] if rotary and not asked.architecture.sparse else [])]
         chosen += [speaks.set(name) for name in own if speaks.has(name)]
         unfused = [speaks.set("unfused_rope")] if asked.architecture.sparse else []  # DSA refuses the fused kernel
-        return [*chosen, *unfused, speaks.set("fused_cross_entropy")]
+        over_logits = asked.stack.footprint.logit_bytes < Footprint().logit_bytes  # by Transformer Engine, not Megatron-Core
+        kernel = speaks.sets(loss_kernel="te") if over_logits and speaks.has("loss_kernel") else []
+        return [*chosen, *unfused, speaks.set("fused_cross_entropy"), *kernel]
     names = ["unfused_dropout", "unfused_softmax", "unfused_swiglu", "unfused_gelu", *(["unfused_rope"] if rotary else [])]
     return [*chosen, *(speaks.set(name) for name in names if speaks.has(name))]
 

@@ -184,7 +184,8 @@ def _vocabulary(asked: MegatronRequest) -> Settings:
     if asked.speaks.has("padded_vocab"):
         settings.append(asked.speaks.set("padded_vocab", padded))
     if asked.speaks.has("vocab"):
-        settings += [asked.speaks.set("vocab", vocab), asked.speaks.set("vocab_padded")]
+        given = vocab if vocab % asked.layout.tp == 0 else padded  # its training loop pads a tokenizer's own vocabulary only
+        settings += [asked.speaks.set("vocab", given), asked.speaks.set("vocab_padded")]
     return settings
 
 

@@ -272,6 +272,7 @@ MEGATRON_BRIDGE: dict[str, tuple[Spelling, ...]] = {
     "unfused_rope": (Spelling("model.apply_rope_fusion", on=False),),
     "unfused_softmax": (Spelling("model.masked_softmax_fusion", on=False),),
     "unfused_accumulation": (Spelling("model.gradient_accumulation_fusion", on=False),),
+    "loss_kernel": (Spelling("model.cross_entropy_fusion_impl"),),
     "attention_kernel": (Spelling("model.attention_backend", values={"unfused": Code("AttnBackend.unfused")}),),
     "bf16": (Spelling("mixed_precision", on="bf16_mixed"),),
     "fp16": (Spelling("mixed_precision", on="fp16_mixed"),),

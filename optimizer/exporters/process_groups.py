@@ -12,6 +12,7 @@ from ...search_spaces.layout import Chunk, Split
 from ...search_spaces.tensors import Tensor
 from ..ranks import coordinates, groups
 from ..result import Plan
+from .folder import HOSTS, folder
 from .knobs import Dialect
 from .launch import commented, host_order, layout_words, origin
 from .request import Request, refuse_unsayable
@@ -24,7 +25,7 @@ Axes = tuple[tuple[int, int], ...]
 
 
 def files(plan: Plan, version: str | None = None) -> dict[str, str]:
-    """process_groups.py; InputError for a version, which the file does not have."""
+    """process_groups.py and how it is used; InputError for a version, which the file does not have."""
     if version is not None:
         raise InputError(f"framework-version: {version} says nothing to process groups; leave it out")
     asked = Request(plan, Dialect(FRAMEWORK, ()))
@@ -38,7 +39,26 @@ def files(plan: Plan, version: str | None = None) -> dict[str, str]:
         "PARAMETERS": stage_parameters(asked),
     }
     written = "\n".join(f"{name} = {pprint.pformat(value, width=112, sort_dicts=False)}" for name, value in constants.items())
-    return {FILE: "\n".join([*commented(head), PROGRAM.replace("@CONSTANTS@", written)])}
+    program = "\n".join([*commented(head), PROGRAM.replace("@CONSTANTS@", written)])
+    return folder(asked, {FILE: program}, _steps(backend), NOTES)
+
+
+def _steps(backend: str) -> tuple[str, ...]:
+    needs = f"torch.distributed with {backend}{' and torch_npu' if backend == 'hccl' else ''}"
+    return (
+        f"Put {FILE} beside the program that trains; it needs {needs}, and nothing of paraplan.",
+        f"Start a process per device, ranks in the order of {HOSTS}: `torchrun --nnodes … --nproc-per-node … --node-rank N`.",
+        "After init_process_group, call build() on every rank: it returns the rank's group of each dimension by name.",
+        "Once the model is cut, call check_parameters(dense, experts) and check_balance(dense, experts) with the numbers of "
+        "parameters that a rank holds: what is not as planned is named.",
+        f"`python {FILE}` says how balanced the plan is; `paraplan check --groups FILE.json` judges rank lists of another program.",
+    )
+
+
+NOTES = (
+    "Every rank builds the groups of all, in one order, as torch.distributed asks: one that leaves some out waits for ever.",
+    "edp, not dp, is what gradients of experts are reduced over, dp_cp what those of all else are.",
+)
 
 
 def all_groups(asked: Request) -> dict[str, list[list[int]]]:

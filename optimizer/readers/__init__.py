@@ -100,7 +100,7 @@ def recognise(text: str, where: str) -> str:
         return "paraplan"
     if is_python(text):
         return _program_format(text, where)
-    if torchtitan.is_toml(text) or re.search(r"--(parallelism|training)\.\w", text):
+    if torchtitan.is_toml(text) or torchtitan.is_started(text):
         return "torchtitan"
     if megatron_bridge.overrides(text, where):
         return "megatron-bridge"
@@ -113,9 +113,11 @@ def recognise(text: str, where: str) -> str:
         return "job"
     if re.search(r"^\s+(tensor|pipeline)_model_parallel_size\s*:", text, re.MULTILINE):
         return "megatron-bridge"
-    started = "\n".join(" ".join(words) for words in read_script(text, None, where).commands)
+    started = "\n".join(" ".join(words) for words in read_script(text, None, where, surely=False).commands)
     if started != text and megatron_script.is_megatron(started):  # in files that it reads in
         return "mindspeed-llm" if megatron_script.is_mindspeed(f"{text}\n{started}") else "megatron-lm"
+    if re.search(r"\bverl\.|actor_rollout_ref\.", text):
+        raise InputError(f"{where}: is verl's, which is not read; give the Megatron-LM options of its actor, or tp=8,pp=4")
     raise InputError(f"{where}: {UNKNOWN}")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ...search_spaces.documents import parse_document
+from collections.abc import Mapping
+from typing import Any
+
+from ...search_spaces.documents import did_you_mean, parse_document
 from ...search_spaces.errors import InputError
 from .job import Finding, Job
 from .json_text import plain_json
@@ -11,15 +14,50 @@ from .structured import Document
 FRAMEWORK = "deepspeed"
 CONFIG = "deepspeed/runtime/config.py"
 ZERO = "deepspeed/runtime/zero/config.py"
+GROUPS = "deepspeed/utils/groups.py"
 KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 PLAIN = (
     *("optimizer.", "scheduler.", "gradient_clipping", "prescale", "steps_per_print", "wall_clock", "dump_state", "flops_profiler"),
     *("pipeline.", "activation_checkpointing."),
     *("aio.", "comms_logger", "tensorboard", "wandb", "csv_monitor", "zero_allow", "data_efficiency"),
     *("communication_data_type", "sparse_gradients", "checkpoint", "data_types.", "compile", "fp16.", "bf16.", "bfloat16."),
-    *(f"zero_optimization.{name}" for name in ("overlap_comm", "contiguous", "reduce_", "allgather_", "stage3_", "sub_group")),
-    *(f"zero_optimization.{name}" for name in ("round_robin", "load_from", "ignore_unused", "offload_optimizer", "offload_param")),
+    "zero_optimization.",
 )
+STAGE3 = (
+    *("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters"),
+    *("max_reuse_distance", "gather_16bit_weights_on_model_save", "module_granularity_threshold"),
+    *("use_all_reduce_for_fetch_params", "allgather_sequential"),
+)
+"""Fields that DeepSpeed takes with "stage3_" before them and without."""
+UNPRICED = (
+    *("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "zenflow"),
+    "offload_optimizer.super_offload",
+)
+"""Fields that change time or memory and no price is for."""
+FIELDS: Mapping[str, frozenset[str]] = {
+    "": frozenset(
+        (
+            *("stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce"),
+            *("allgather_partitions", "allgather_bucket_size", "overlap_comm", "compute_grad_norm", "load_from_fp32_weights"),
+            *("elastic_checkpoint", "offload_param", "offload_optimizer", "zenflow", "sub_group_size", "cpu_offload_param"),
+            *("cpu_offload_use_pin_memory", "cpu_offload", "stage3_gather_fp16_weights_on_model_save"),
+            *("ignore_unused_parameters", "legacy_stage1", "round_robin_gradients", "parameter_alignment"),
+            *("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights"),
+            *("zero_quantized_gradients", "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply"),
+            *("log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module"),
+            *STAGE3,
+            *(f"stage3_{name}" for name in STAGE3),
+        )
+    ),
+    "offload_param": frozenset(("device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory")),
+    "offload_optimizer": frozenset(
+        (
+            *("device", "nvme_path", "buffer_count", "pin_memory", "pipeline_read", "pipeline_write", "fast_init", "ratio"),
+            *("super_offload", "cpuadam_cores_perc"),
+        )
+    ),
+}
+"""Section of zero_optimization → all fields that it has: those of DeepSpeed 0.19.8 (runtime/zero/config.py, offload_config.py)."""
 
 
 def read(text: str, where: str, devices: int | None = None) -> Job:
@@ -39,7 +77,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     findings: list[Finding] = []
     if "zero_optimization.stage = auto" in auto:
         raise InputError(f"{where}: zero_optimization.stage is auto, which only the code that trains can tell; write 0, 1, 2 or 3")
-    stage = doc.whole("zero_optimization.stage", least=0) or 0
+    stage = doc.whole("zero_optimization.stage", least=0) or int(doc.get("zero_optimization") is True)
     if stage > 3:
         raise InputError(f"{where}: zero_optimization.stage = {stage} must be 0, 1, 2 or 3")
     each = tp * cp * pp
@@ -50,16 +88,24 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     total, micro, steps = (doc.whole(key) for key in KEYS)
     said: list[str] = []
     total, micro = _batches(total, micro, steps, dp, findings, said)
-    offloaded = doc.text("zero_optimization.offload_optimizer.device") or "none"
+    findings += _unknown_fields(data["zero_optimization"]) if isinstance(data.get("zero_optimization"), dict) else []
+    offloaded = doc.text("zero_optimization.offload_optimizer.device") or (
+        "cpu" if doc.flag("zero_optimization.cpu_offload") else "none"
+    )
     ratio = doc.get("zero_optimization.offload_optimizer.ratio")
     _offload_rules(doc, stage, offloaded, ratio, findings, where)
     if doc.flag("fp16.enabled") and doc.flag("bf16.enabled", "bfloat16.enabled"):
         findings.append(Finding("C121", "fp16 and bf16 are both enabled; enable one.", "they exclude each other", CONFIG))
-    secondary = doc.whole("zero_optimization.zero_hpz_partition_size") or 1
+    secondary = doc.whole("zero_optimization.zero_hpz_partition_size", least=0) or 1
+    if stage == 3 and devices is not None and devices % min(secondary, devices):
+        sentence = f"zero_hpz_partition_size {secondary} does not divide the {devices} devices."
+        findings.append(Finding("C111", sentence, "ranks are cut into groups that each hold the weights whole", GROUPS))
     if secondary > 1:
         said.append(f"zero_hpz_partition_size {secondary}: the second copy of the weights is not priced")
     if offloaded == "nvme":
         said.append("optimizer states on NVMe are priced as in host memory")
+    asked = (f"zero_optimization.{name}" for name in UNPRICED)
+    said += [f"{path.partition('.')[2]} is not priced" for path in asked if doc.under(path) or doc.flag(path)]
     doc.skip(*PLAIN)
     return Job(
         format=FRAMEWORK,
@@ -88,6 +134,18 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         unknown=doc.unknown,
         unresolved=auto,
     )
+
+
+def _unknown_fields(zero: Mapping[str, Any]) -> list[Finding]:
+    """Fields of zero_optimization that DeepSpeed has not, which it refuses there, though nowhere else."""
+    found = []
+    for section, known in FIELDS.items():
+        held = zero.get(section) if section else zero
+        for name in (name for name in held if name not in known) if isinstance(held, Mapping) else ():
+            path = ".".join(part for part in ("zero_optimization", section, str(name)) if part)
+            sentence = f"{path} is no field of DeepSpeed's ZeRO{did_you_mean(str(name), sorted(known))}."
+            found.append(Finding("C111", sentence, "its configuration takes no extra fields", ZERO))
+    return found
 
 
 def _some_precision(doc: Document) -> bool:

@@ -79,6 +79,7 @@ class Job:
     vocab_size: int | None = None
     model: ModelSpec | None = None
     model_name: str | None = None
+    no_model: str = ""  # why the model that it describes cannot be read
     recipe: str | None = None  # what it stands on, which may cut stages in a way that is not known here
     sizes: Mapping[str, int] = field(default_factory=dict)
     split: SplitWish = SplitWish()

@@ -51,6 +51,8 @@ BATCHES: Mapping[tuple[str, str], str | None] = {
     ("deepspeed", "micro_batch"): None,
 }
 """Keys that make up the batch together, which files write in several ways: they are held to the file, or to the default here."""
+SWITCHED = ("true", "false")
+"""A switch is held to the file too: what it is set to may do nothing as the job is, and something as it is to be."""
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "optimizer.swap": ("swap_config.swap",),
     "training.local_batch_size": ("training.batch_size",),
@@ -83,7 +85,8 @@ def differences(job: Job, before: Layout, after: Layout) -> list[Difference]:
         if held is not None and _same(held, _plain(value)):
             continue
         usual = _plain(own[knob][1]) if knob in own else None
-        now = held if (job.format, knob) in BATCHES and held is not None else BATCHES.get((job.format, knob), usual)
+        as_held = held is not None and ((job.format, knob) in BATCHES or held.lower() in SWITCHED)
+        now = held if as_held else BATCHES.get((job.format, knob), usual)
         if now is None or not _same(now, _plain(value)):
             found.append(Difference(knob, _held(job, name), _said(job, name, value)))
     for knob in own.keys() - wanted.keys():

@@ -10,12 +10,14 @@ from typing import Any
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_stack
 from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES, Stage
+from ...search_spaces.stack import Footprint
 from ..exporters.splits import parse_megatron_layout
 from .dialects import TABLED, Words
 from .job import Finding, Job, SplitWish
 from .megatron_model import Described, describe, noops
 from .options import Knobs
-from .shell import shown
+from .shell import reason_of, shown, unresolved
+from .splits import uneven_remedy
 
 ARGUMENTS = "Megatron-LM megatron/training/arguments.py"
 FLEX_BACKENDS = ("deepep", "hybridep")  # whose exchanges have a price of their own
@@ -23,6 +25,15 @@ DEGREES = ("tp", "cp", "pp", "ep", "micro_batch")
 SHARDING_BY_STRATEGY = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 EP_OVERLAPPED = "megatron-bridge-ep-overlap"
 """The stack that says what share of the exchange of tokens Megatron-Core's paired passes hide."""
+FUSED_LOSS = "megatron-bridge"
+"""The stack that says what a logit holds under Transformer Engine's cross entropy."""
+OTHER_CP_TYPES = {
+    "all_gather": "allgather",
+    "adaptive_cp_algo": "p2p",
+    "hybrid_adaptive_cp_algo": "a2a+p2p",
+    "mamba_cp_algo": "p2p",
+}
+"""Words of the family for kinds of CP, and of those that no price is for the nearest."""
 MINDSPEED_SELECTIVE = {"recompute_norm": "layernorm", "recompute_activation": "moe_act", "recompute_mla": "mla_up_proj"}
 
 
@@ -39,7 +50,7 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_s
         findings += _other_chunks(knobs, listed, framework)
         degrees["vpp"] = listed
     schedule = _schedule(knobs, degrees)
-    findings += [*_vocabulary(knobs, degrees["tp"]), *_apart_from_backward(knobs, degrees)]
+    findings += [*_vocabulary(knobs, degrees["tp"], framework), *_apart_from_backward(knobs, degrees)]
     (knobs.told if knobs.holds_more else findings).extend(_lacking(knobs, framework))
     sharding, said = _sharding(knobs, degrees, devices)
     assumptions += [*said, *_assumed(knobs, model, framework), *model.assumptions]
@@ -103,8 +114,10 @@ def _refuse_unset(knobs: Knobs) -> None:
     """A degree that is given but has no value in the file cannot be taken for its default."""
     for knob in (*DEGREES, "etp", "vpp", "vpp_layers", "layout"):
         if knobs.has(knob) and knobs.text(knob) is None:
-            said = " ".join((knobs.names[knob], *map(shown, knobs.values[knob])))
-            raise InputError(f"{knobs.where}: {said} has no value in the file; give it, as with --set NAME=8")
+            written = " ".join((knobs.names[knob], *knobs.values[knob]))
+            name = next((each for each in unresolved(written) if each.isidentifier() or each.isdigit()), None)
+            way = f"; give it, as with --set {name}=8" if name else f": {reason_of(written)}"
+            raise InputError(f"{knobs.where}: {shown(written)} has no value in the file{way}")
 
 
 OPTIONS = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "micro_batch": "--micro-batch-size"}
@@ -132,24 +145,20 @@ def _vpp(knobs: Knobs, model: Described, pp: int, framework: str, findings: list
         return chunks or 1
     layers = knobs.whole("layers") or 0
     if layers % (pp * depth):
-        findings.append(
-            Finding(
-                "C060",
-                f"chunks of {depth} layers on pp = {pp} stages, {pp * depth} a round, do not divide {layers} layers"
-                f"{_near_depths(layers, pp)}.",
-                "a stage's chunks hold as many layers each",
-                ARGUMENTS,
-            )
-        )
-        return 1
+        said = f"chunks of {depth} layers on pp = {pp} stages, {pp * depth} a round, do not divide {layers} layers"
+        remedy = _other_depths(layers, pp, knobs.names["vpp_layers"])
+        findings.append(Finding("C060", f"{said}{remedy}.", "a stage's chunks hold as many layers each", ARGUMENTS))
+        return max(2, round(layers / (pp * depth)))  # chunks it asks for, as nearly as can be
     return layers // (pp * depth)
 
 
-def _near_depths(layers: int, pp: int) -> str:
-    if layers % pp:
-        return ""
-    depths = [d for d in range(1, layers // pp + 1) if (layers // pp) % d == 0]
-    return f"; {', '.join(map(str, depths))} would"
+def _other_depths(layers: int, pp: int, option: str) -> str:
+    """Layers of a chunk that would divide a stage's; without chunks, the nearest cut that is not even."""
+    if layers % pp == 0:
+        depths = [d for d in range(1, layers // pp) if (layers // pp) % d == 0]
+        return f"; {', '.join(map(str, depths))} would, as would leaving {option} out" if depths else f"; leave {option} out"
+    uneven = uneven_remedy(layers, pp)
+    return f", nor do the stages; without {option}, {uneven} would" if uneven else f", nor do the {pp} stages"
 
 
 def _split(knobs: Knobs, degrees: dict[str, int], model: Described, findings: list[Finding]) -> tuple[SplitWish, int | None]:
@@ -276,17 +285,18 @@ def _apart_from_backward(knobs: Knobs, degrees: dict[str, int]) -> Iterator[Find
             yield Finding("C076", f"{knobs.names[knob]} {each}.", "recompute becomes a pass of its own", source)
 
 
-def _vocabulary(knobs: Knobs, tp: int) -> Iterator[Finding]:
-    """A vocabulary whose padded size is given is not padded again."""
-    padded = knobs.whole("padded_vocab")
-    if padded is None or padded % tp == 0:
+def _vocabulary(knobs: Knobs, tp: int, framework: str) -> Iterator[Finding]:
+    """A vocabulary whose padded size is given is not padded again, nor is the model's own that Megatron-Bridge is given."""
+    own = framework == "megatron-bridge"  # its training loop unsets should_pad_vocab where a size is given
+    size = knobs.whole("vocab" if own else "padded_vocab")
+    if size is None or size % tp == 0:
         return
     unit = (knobs.whole("vocab_divisor") or 1) * tp
     yield Finding(
         "C023",
-        f"tp = {tp} does not divide the padded vocabulary {padded}; {-(-padded // unit) * unit} would.",
+        f"tp = {tp} does not divide the {'' if own else 'padded '}vocabulary {size}; {-(-size // unit) * unit} would.",
         "embedding and head are cut over TP ranks",
-        "Megatron-LM megatron/training/vocab_utils.py",
+        "Megatron-Bridge src/megatron/bridge/training/setup.py" if own else "Megatron-LM megatron/training/vocab_utils.py",
     )
 
 
@@ -308,7 +318,7 @@ def _sequence_parallel(knobs: Knobs, degrees: dict[str, int], framework: str) ->
 
 def _cp_type(knobs: Knobs) -> str:
     text = (knobs.text("cp_type") or "p2p").split()
-    kind = {"all_gather": "allgather"}.get(text[0], text[0])
+    kind = OTHER_CP_TYPES.get(text[0], text[0])
     if kind not in CP_TYPES:
         raise InputError(f"{knobs.where}: {knobs.names['cp_type']} {text[0]!r} is not one of {', '.join(CP_TYPES)}")
     return kind
@@ -335,7 +345,7 @@ def _sharding(knobs: Knobs, degrees: dict[str, int], devices: int | None) -> tup
 
 def _recompute(knobs: Knobs, model: Described, framework: str, findings: list[Finding]) -> str:
     granularity = knobs.text("recompute")
-    method, depth = knobs.text("recompute_method"), knobs.whole("recompute_layers")
+    method, depth = knobs.text("recompute_method"), knobs.whole("recompute_layers", 0)
     if framework == "mindspeed-llm" and granularity != "full":
         dense = model.sizes.get("experts") == 0
         modules = [
@@ -350,6 +360,12 @@ def _recompute(knobs: Knobs, model: Described, framework: str, findings: list[Fi
             missing = "--recompute-method uniform or block" if method not in ("uniform", "block") else "--recompute-num-layers"
             findings.append(Finding("C100", f"full recompute needs {missing}.", "Megatron-Core asks for both", ARGUMENTS))
             return "full"
+        if depth == 0 and method == "uniform":
+            findings.append(
+                Finding("C100", "--recompute-num-layers 0 with --recompute-method uniform.", "a unit has layers", ARGUMENTS)
+            )
+        if depth == 0:
+            return "none"
         return "full" if (method, depth) == ("uniform", 1) else f"full:{method}:{depth}"
     if granularity == "selective":
         if method is not None or depth is not None:
@@ -420,10 +436,25 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
         changes["recompute_ahead"] = True
     if knobs.has("overlap_ep") and framework != "mindspeed-llm":
         changes["overlap"] = {"ep": load_stack(EP_OVERLAPPED).overlap.ep}
+    logit_bytes = _logit_bytes(knobs)
+    if logit_bytes is not None:
+        changes["footprint"] = {"logit_bytes": logit_bytes}
     group = knobs.whole("microbatch_group")
     if group:
         changes["microbatch_group"] = group
     return changes
+
+
+def _logit_bytes(knobs: Knobs) -> float | None:
+    """What a logit holds at the loss, where options choose its kernel; None leaves it to the stack.
+
+    Transformer Engine's kernel writes the gradient over the logits, Megatron-Core's own keeps an FP32 copy, fused or not.
+    """
+    kernel, off = knobs.text("loss_kernel"), "fused_cross_entropy" in knobs.names and not knobs.has("fused_cross_entropy")
+    if off or kernel == "native":
+        return Footprint().logit_bytes
+    fused = kernel == "te" and knobs.has("fused_cross_entropy")
+    return load_stack(FUSED_LOSS).footprint.logit_bytes if fused else None
 
 
 def _assumed(knobs: Knobs, model: Described, framework: str) -> Iterator[str]:

@@ -41,6 +41,7 @@ OWN = {
     "model.gated_linear_unit": "gated",
     "model.add_qkv_bias": "qkv_bias",
     "model.num_moe_experts": "experts",
+    "model.cross_entropy_fusion_impl": "loss_kernel",
     "dist.use_tp_pp_dp_mapping": "rank_order_pp_inside_dp",
     "dist.use_megatron_fsdp": "fsdp",
     "ddp.use_megatron_fsdp": "fsdp",
@@ -70,10 +71,13 @@ SWITCHED_ON = {
 }
 """What a recipe has on unless it says otherwise."""
 
+SAME_WEIGHTS = {"llama3-8b": "llama-3.1-8b", "llama3-70b": "llama-3.1-70b"}
+"""Models whose config.json differs from the catalog's in positions alone: Llama 3 has 8,192, and no scaling of RoPE."""
+
 
 def overrides(text: str, where: str = "script") -> list[tuple[str, str]]:
     """The key=value pairs of the family in a text, launchers and the rest left out."""
-    words = _overriding(read_script(text, None, where))
+    words = _overriding(read_script(text, None, where, surely=False))
     assigned = re.findall(r"(?:^|[\s\"'])(\+{0,2}(?:model|train|ddp|dist|optimizer|comm_overlap|dataset)\.[\w.]+=)", text)
     found = [match.groups() for match in (OVERRIDE.fullmatch(word) for word in words) if match]
     return [(key, value) for key, value in found] if assigned else []
@@ -97,9 +101,8 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         job = _job(list(_fields(made)), where, devices, recipe=None if classes else made.name or None, switched=not classes)
         return replace(job, unmodelled=unmodelled(FRAMEWORK, [("recipe", made.name), *flat(made)]))
     pairs = overrides(text, where) if variables is None else _with(text, where, variables)
-    if not pairs:
-        pairs = list(_flat(parse_document(text, where, aliases=True))) if not text.lstrip().startswith("-") else []
-        pairs = [(key, value) for key, value in pairs if OVERRIDE.fullmatch(f"{key}={value}")]
+    keys = list(_flat(parse_document(text, where, aliases=True))) if not pairs and not text.lstrip().startswith("-") else []
+    pairs = pairs or [(key, value) for key, value in keys if OVERRIDE.fullmatch(f"{key}={value}")]
     if not pairs:
         raise InputError(f"{where}: holds no override of {FRAMEWORK}, such as model.tensor_model_parallel_size=8")
     script = read_script(text, variables, where)
@@ -108,14 +111,14 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
     given = [(option.name, option.values[0] if option.values else True) for option in found]
     recipe = next((str(value) for name, value in given if name == "recipe" and not unresolved(str(value))), None)
     job = _job(pairs, where, started, recipe=recipe)
-    told = replace(job, assumptions=(*script.decisions, *job.assumptions), unmodelled=_unmodelled(script, [*given, *pairs]))
+    told = replace(job, assumptions=(*script.decisions, *job.assumptions), unmodelled=_unmodelled(script, [*given, *pairs, *keys]))
     return replace(told, unresolved=(*job.unresolved, *map(without_value, empty_words(_overriding(script)))))
 
 
 def _unmodelled(script: Script, given: Sequence[tuple[str, object]]) -> tuple[str, ...]:
     """What options and keys ask for that is not modelled, those of sections that are not read otherwise among them."""
     words = [word.lstrip("+") for line in script.commands for word in line]
-    keys = [(key, value) for key, _, value in (word.partition("=") for word in words) if "." in key and not key.startswith("-")]
+    keys = [(key, value) for key, equals, value in (word.partition("=") for word in words) if equals and not key.startswith("-")]
     return unmodelled(FRAMEWORK, [*given, *keys])
 
 
@@ -179,7 +182,7 @@ def _recipe_model(recipe: str) -> str | None:
     """The catalog's model that a recipe such as kimi_k2_pretrain_config is for."""
     name = re.split(r"_(?:pretrain|sft|finetune|peft|lora)", recipe)[0].replace("_", "-")
     plain = {re.sub(r"[-._]", "", known): known for known in catalog_names("models")}  # llama31_70b is llama-3.1-70b
-    return name if name in plain.values() else plain.get(re.sub(r"[-._]", "", name))
+    return name if name in plain.values() else plain.get(re.sub(r"[-._]", "", name), SAME_WEIGHTS.get(name))
 
 
 def _with(text: str, where: str, variables: Mapping[str, str]) -> list[tuple[str, str]]:

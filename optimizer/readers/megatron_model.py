@@ -104,7 +104,7 @@ def noops(knobs: Knobs, layers: int) -> tuple[int, ...]:
 
 def _sizes(knobs: Knobs, given: Given) -> dict[str, int]:
     """The rules' constants that the options give; a model of Megatron's has every part or its count is 0."""
-    found: dict[str, int | None] = {}
+    found: dict[str, int | None] = {"mtp_layers": given["mtp"]}
     layers, experts = given["layers"], given["experts"] or 0
     if layers:
         real, mtp = layers - len(noops(knobs, layers)), given["mtp"] or 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ...search_spaces.errors import InputError
 from .arguments import empty_words
+from .around_megatron import SWIFT_PLAIN, is_swift, set_beside, spelled, swift_model
 from .dialects import knobs_of
 from .job import Job
 from .megatron import job_of
@@ -26,12 +28,25 @@ MORE = {
     "hybrid-override-pattern": "hybrid",
     "world-size": "devices",
     "n-shared-experts": "shared_experts",
+    "cross-entropy-fusion-impl": "loss_kernel",
 }
 """Options of layouts and models that no exporter writes."""
 
 PLAIN_PREFIXES = (
     *("lr", "min-lr", "adam", "sgd", "train", "eval", "log", "save", "load", "data", "tokenizer", "tensorboard", "wandb", "init"),
-    *("no-load", "no-save", "ckpt", "dist", "attention-dropout", "hidden-dropout", "weight-decay", "clip", "seed", "vocab-file"),
+    *(
+        "actor-num",
+        "no-load",
+        "no-save",
+        "ckpt",
+        "dist",
+        "attention-dropout",
+        "hidden-dropout",
+        "weight-decay",
+        "clip",
+        "seed",
+        "vocab-file",
+    ),
     *("merge-file", "num-workers", "exit", "finetune", "start-weight", "end-weight", "rotary", "rope", "norm-epsilon", "split"),
     *(
         "use-mcore",
@@ -112,12 +127,16 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
     """The job of a script or an argument list. InputError where it holds no option of the framework."""
     script = read_script(text, variables, where)
     words = command_line(script, framework)
-    found = options(words)
+    found = spelled(words, _known(framework))
+    for command in [words] if words else script.commands:
+        _refuse_converter(command, where)
     if not found:
         raise InputError(f"{where}: holds no option of {framework}, such as --tensor-model-parallel-size; name its launch script")
     # the exporters' table has the shorter list; the other members of the family share its spelling
     read_here = (o for o in found if not _plain(o.name, framework) and not is_sign(framework, o.name))
-    knobs = by_knob(read_here, framework, MORE, frozenset(), where)
+    knobs = by_knob(read_here, framework, MORE, SWIFT_PLAIN if is_swift(" ".join(words)) else frozenset(), where)
+    beside, model = set_beside(knobs, words), swift_model(words)
+    named = (f"model {model}: by --model",) if model else ()
     knobs.empty = empty_words(words)
     _refuse_passed_on(knobs, words)
     launched = (option for option in found if option.name in PER_NODE + NODES and any(map(unresolved, option.values[:1])))
@@ -130,7 +149,24 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
         if len(values) <= 8 and all(len(value) <= 40 for value in values)
     )
     asked = unmodelled(framework, ((option.name, " ".join(map(shown, option.values)) or True) for option in found))
-    return Job(**{**vars(job), "assumptions": (*script.decisions, *told, *job.assumptions), "unmodelled": asked})
+    said = (*script.decisions, *told, *beside, *named, *job.assumptions)
+    return replace(job, assumptions=said, unmodelled=asked, model_name=model)
+
+
+CONVERTS = re.compile(
+    r"loader|saver|(load|save)-model-type|(source|target)-(tensor|pipeline|expert)(-model)?-parallel-size|convert-checkpoint-from-.*"
+)
+CONVERTER = re.compile(r"(?:.*/)?[^/]*(?:convert|hf2mcore|mcore2hf|hf2mg|mg2hf)[^/]*\.py")
+TRAINS = frozenset({"train-iters", "train-samples", "train-epochs", "lr"})
+
+
+def _refuse_converter(words: Sequence[str], where: str) -> None:
+    """InputError for a command that rewrites a checkpoint for another layout, and trains nothing."""
+    names = [option.name.replace("_", "-") for option in options(words)]
+    said = next((f"--{name}" for name in names if CONVERTS.fullmatch(name)), None)
+    said = said or next((word for word in words if CONVERTER.fullmatch(word)), None)
+    if said is not None and not TRAINS & set(names):
+        raise InputError(f"{where}: converts a checkpoint ({said}) and trains nothing; name the script of the job that trains")
 
 
 STAGED = ("vpp", "vpp_layers", "layout", "first_stage_layers", "last_stage_layers")
@@ -155,8 +191,9 @@ def is_mindspeed(text: str) -> bool:
 
 
 def is_megatron(text: str) -> bool:
-    """Whether a text has options of the Megatron family."""
-    return bool(set(re.findall(r"--([a-z][a-z0-9-]+)", text)) & _TELLING)
+    """Whether a text has options of the Megatron family, or converts its checkpoints."""
+    names = {name.replace("_", "-") for name in re.findall(r"--([a-z][a-z0-9_-]+)", text)}
+    return is_swift(text) or bool(names & _TELLING) or len(list(filter(CONVERTS.fullmatch, names))) > 1
 
 
 _TELLING = frozenset(
@@ -167,18 +204,27 @@ _TELLING = frozenset(
 )
 
 
+def _known(framework: str) -> frozenset[str]:
+    """Names of the options that are read."""
+    return frozenset({*knobs_of(framework), *MORE})
+
+
 def _plain(name: str, framework: str) -> bool:
-    return name not in knobs_of(framework) and name not in MORE and bool(PLAIN.match(name.replace("_", "-")))
+    return name not in _known(framework) and bool(PLAIN.match(name.replace("_", "-")))
+
+
+SHOWS = ("echo", "printf")
+"""Commands that show what another runs."""
 
 
 def command_line(script: Script, framework: str) -> list[str]:
     """The command that trains: that with most of the framework's own options, or all that variables hold where none has any."""
-    known = knobs_of(framework)
+    known = _known(framework)
 
     def score(words: Sequence[str]) -> int:
-        return sum(option.name in known or option.name in MORE for option in options(words))
+        return sum(option.name in known for option in spelled(words, known))
 
-    best = max(script.commands, key=score, default=[])
+    best = max(script.commands, key=lambda words: (score(words), words[0] not in SHOWS), default=[])
     if score(best):
         return best
     held = [[word for text in words for word in text.split()] for words in script.variables.values()]

@@ -9,6 +9,7 @@ from ...search_spaces.documents import parse_document
 from ...search_spaces.errors import InputError
 from ...search_spaces.huggingface import from_mapping
 from ...search_spaces.model import ModelSpec
+from .dialects import knobs_of
 from .job import Finding, Job, SplitWish
 from .options import whole
 from .structured import Document
@@ -39,6 +40,18 @@ PLAIN = (
         "generation",
     ),
 )
+
+
+SHAPELESS = (
+    *("type", "params_dtype", "softmax_compute", "rotary_dtype", "layernorm_compute", "param_init", "batch_size", "bos_token"),
+    *("eos_token", "pad_token", "ignore_token", "max_", "use_past", "is_", "rope_", "theta", "initializer_", "rms_norm_eps"),
+    *("router_", "seq_", "do_sample", "top_p", "hidden_act", "hidden_dropout", "attention_dropout", "add_bias_linear"),
+    *("gated_linear_unit", "use_flash", "position_embedding", "multi_latent", "qk_layernorm", "routed_scaling", "moe_aux"),
+    *("moe_router_", "moe_grouped_gemm", "moe_token_dispatcher", "moe_permute", "norm_topk", "aux_", "checkpoint_name"),
+    *("transformers_version", "architectures", "auto_map", "torch_dtype"),
+)
+"""Beginnings of a model's fields by which its size is no other; all that an export writes are among them."""
+MODEL_PLAIN = (*(name for name in knobs_of(FRAMEWORK) if name.startswith(MODEL)), *(f"{MODEL}.{name}" for name in SHAPELESS))
 
 
 def read(text: str, where: str, devices: int | None = None) -> Job:
@@ -101,8 +114,9 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         "parallel_config.gradient",
         "model.arch",
     )
-    model, untold = _model(data, where)
-    said += untold
+    model, unread = _model(data, where, doc)
+    said += [unread] if unread else []
+    doc.skip(*(MODEL_PLAIN if model is not None else (f"{MODEL}.",)))
     recompute, redone, told = _recompute(data.get("recompute_config"), split, sizes.get("layers"), degrees["pp"] * vpp, back)
     return Job(
         format=FRAMEWORK,
@@ -129,38 +143,55 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         findings=tuple(findings),
         assumptions=(*said, *told),
         unmodelled=doc.unmodelled(FRAMEWORK),
-        unknown=tuple(each for each in doc.unknown if not each.startswith(MODEL)),
+        no_model=unread,
+        unknown=doc.unknown,
     )
 
 
-def _model(data: Mapping[str, Any], where: str) -> tuple[ModelSpec | None, list[str]]:
+class Asked(dict[str, object]):
+    """Fields that know which of them were asked for."""
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        super().__init__(fields)
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def _model(data: Mapping[str, Any], where: str, doc: Document) -> tuple[ModelSpec | None, str]:
     """The model of model_config, whose fields are those of a config.json or their earlier names; or why it cannot be made of it.
 
-    Models by class have their experts in a section of their own, moe_config: every layer's, each as wide as the dense part.
+    Models by class have their experts in a section of their own, moe_config: every layer's, each as wide as the dense part. Fields
+    that the model is made of are taken from the document.
     """
     section = data.get("model")
     own = section.get("model_config") if isinstance(section, dict) else None
     if not isinstance(own, dict):
-        return None, []
+        return None, ""
     arch = section.get("arch") if isinstance(section, dict) else None
     classes = [own.get("type"), arch.get("type") if isinstance(arch, dict) else None]
     renamed: dict[str, object] = {EARLIER.get(str(name), str(name)): value for name, value in own.items() if value is not None}
     named = own.get("model_type") or next((FAMILIES[each] for each in classes if each in FAMILIES), None)
     if named is None:
-        return None, ["the model is not read: model_config has no model_type"]
-    fields: dict[str, object] = {"max_position_embeddings": own.get("seq_length"), **renamed, "model_type": named}
+        return None, "the model is not read: model_config has no model_type"
+    fields = Asked({"max_position_embeddings": own.get("seq_length"), **renamed, "model_type": named})
     experts = data.get("moe_config")
     if isinstance(experts, dict) and named == "llama" and (experts.get("expert_num") or 1) > 1:
         if experts.get("shared_expert_num"):
-            return None, ["the model is not read: moe_config has shared experts, whose width it does not say"]
+            return None, "the model is not read: moe_config has shared experts, whose width it does not say"
         chosen = experts.get("num_experts_chosen") or 1
+        doc.skip("moe_config.expert_num", "moe_config.num_experts_chosen")
         fields |= {"model_type": "mixtral", "num_local_experts": experts["expert_num"], "num_experts_per_tok": chosen}
     trainer = data.get("trainer")
     name = trainer.get("model_name") if isinstance(trainer, dict) else None
     try:
-        return from_mapping(fields, str(name or named), f"{where}: model.model_config", f"{FRAMEWORK} YAML"), []
+        return from_mapping(fields, str(name or named), f"{where}: model.model_config", f"{FRAMEWORK} YAML"), ""
     except InputError as error:
-        return None, [f"the model is not read: {error}"]
+        return None, f"the model is not read: {error}"
+    finally:
+        doc.taken |= {f"{MODEL}.{name}" for name in own if EARLIER.get(str(name), str(name)) in fields.names}
 
 
 def _sizes(doc: Document) -> dict[str, int]:

@@ -14,18 +14,17 @@ from ..layout_words import STAGES, parse_layout
 from .job import Job, SplitWish
 
 FORMAT = "paraplan"
+PAIR = re.compile(r"([A-Za-z_-]+)\s*=\s*\S+$")
 FOLLOWS = ("edp",)
 """Columns that follow from the others."""
 
 
 def is_layout(text: str) -> bool:
-    """Whether a text is a list such as "tp=8,pp=4"."""
+    """Whether a text is a list such as "tp=8,pp=4", even if some of its names are no columns."""
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     pairs = [part.strip() for line in lines for part in line.split(",") if part.strip()]
-    named = [re.match(r"([A-Za-z_-]+)\s*=\s*\S+$", pair) for pair in pairs]
-    return bool(pairs) and all(
-        match is not None and match.group(1).lower().replace("-", "_") in (*COLUMN_VALUES, STAGES) for match in named
-    )
+    named = [match and match.group(1).lower().replace("-", "_") for match in (PAIR.match(pair) for pair in pairs)]
+    return None not in named and any(name in (*COLUMN_VALUES, STAGES) for name in named)
 
 
 def read(text: str, where: str, devices: int | None = None) -> Job:
@@ -33,9 +32,10 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     if text.lstrip().startswith("{"):
         return _planned(parse_document(text, where, as_json=True), where, devices)
     try:
-        given = parse_layout(",".join(line.split("#")[0] for line in text.splitlines()))
+        lines = (line.split("#")[0].strip().removesuffix(",") for line in text.splitlines())
+        given = parse_layout(",".join(line for line in lines if line))
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{where}: {error}" if where != "layout" else str(error)) from error
     if not given:
         raise InputError(f"{where}: is empty; write a layout such as tp=8,pp=4")
     written = dict(given)

@@ -17,12 +17,12 @@ from pathlib import Path
 from ...search_spaces.errors import InputError
 from .arguments import Option, options
 from .shell_files import found_beside, text_of
-from .shell_flow import Line, Reader, follow, is_test, keyword, shapes
+from .shell_flow import SETTING, Line, Reader, follow, is_test, keyword, shapes
 from .shell_tests import decision, holds, joined
-from .shell_values import POSITIONAL, UNSET, Script, expanded, filled, shown, unresolved, without_value
-from .shell_words import ARRAY_BEGIN, ARRAY_END, ASSIGNMENT, Part, Word, lines_of, words_of
+from .shell_values import POSITIONAL, UNSET, Script, expanded, filled, reason_of, shown, unresolved, without_value, worked_out
+from .shell_words import ARRAY_BEGIN, ARRAY_END, ASSIGNMENT, LET, Part, Word, lines_of, words_of
 
-__all__ = ["UNSET", "Option", "Script", "options", "read_script", "shown", "unresolved", "without_value"]
+__all__ = ["UNSET", "Option", "Script", "options", "read_script", "reason_of", "shown", "unresolved", "without_value"]
 
 INNER_OPTION = re.compile(r"(?:^|\s)--[a-zA-Z]")
 """Of a word in quotes, which is a command line by itself if it has several."""
@@ -37,6 +37,7 @@ SHELLS = frozenset({"bash", "sh", "zsh", "sbatch", "srun", "salloc", "ssh", "mpi
 TOLD = re.compile(r"-[a-z]*c")
 """Option of a shell before a command line in quotes."""
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+SBATCH = "sbatch"
 BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 SLURM = {"nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",)}
 """Option of sbatch → variables that Slurm sets from it."""
@@ -52,37 +53,38 @@ class _Streams:
     target: str = ""
 
 
-def read_script(text: str, given: Mapping[str, str] | None = None, where: str = "script") -> Script:
+def read_script(text: str, given: Mapping[str, str] | None = None, where: str = "script", *, surely: bool = True) -> Script:
     """The script of a text; `where` is its path, if it has one. `given` are variables that the caller sets, as the environment of
     the script would.
 
-    InputError for variables that unfold into more than anybody means.
+    InputError for variables that unfold into more than anybody means, and for a quote that is never closed in what is `surely` a
+    script.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     given = dict(given or {})
     script = Script({name: [value] for name, value in given.items()}, given=frozenset(given), where=where)
     script.folders = (Path(where).resolve().parent,) if text_of(where) is not None else ()
-    _set_by_slurm(script, text)
-    _follow(script, _lines(text))
+    batch = [line.partition(" #")[0] for line in BATCH.findall(text)]
+    _set_by_slurm(script, [word for line in batch for word in line.split()])
+    _follow(script, _lines(text, where if surely else ""))
     if not any(map(options, script.commands)):
         _uncalled(script)
-    script.batch = [
-        word for line in BATCH.findall(text) for each in words_of(line.partition(" #")[0]) for word in expanded(script, each)
-    ]
-    script.batch = list(_spelled_out(script.batch))
+    own = [word for line in batch for each in words_of(line) for word in expanded(script, each)]
+    told = [word for words in script.commands if words[0] == SBATCH for word in words[1:]]  # comes before the lines of the file
+    script.batch = _spelled_out([*own, *told])
     return script
 
 
-def _lines(text: str) -> list[Line]:
-    return list(lines_of(re.sub(r"\\[ \t]*\n", " ", text)))
+def _lines(text: str, where: str = "") -> list[Line]:
+    return list(lines_of(text, where))
 
 
-def _set_by_slurm(script: Script, text: str) -> None:
-    """Variables that a job of sbatch finds set, as far as its #SBATCH lines say."""
-    for option in options(list(_spelled_out([word for line in BATCH.findall(text) for word in line.split()]))):
+def _set_by_slurm(script: Script, words: Sequence[str]) -> None:
+    """Variables that a job of sbatch finds set, as far as options of sbatch say."""
+    for option in options(_spelled_out(words)):
         for name in SLURM.get(option.name, ()):
-            if option.values[:1] and option.values[0].isdigit():
-                script.variables.setdefault(name, [option.values[0]])
+            if option.values[:1] and option.values[0].isdigit() and name not in script.given:
+                script.variables[name] = [option.values[0]]
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
@@ -175,6 +177,8 @@ def _take(script: Script, line: Sequence[Word], depth: int = 0) -> None:
     started = _started(outer)
     if outer and outer[0] in script.functions and depth < MOST_SHELLS:
         _call(script, outer, depth)
+    elif outer[:1] == [LET]:
+        _let(script, outer[1:])
     elif outer[:1] == ["shift"]:
         _shift(script, outer)
     elif outer[:1] in (["source"], ["."]) and len(outer) > 1:
@@ -184,6 +188,10 @@ def _take(script: Script, line: Sequence[Word], depth: int = 0) -> None:
     if started:
         _read_in(script, started[0], started[1:], depth)
     if streams.document is not None and depth < MOST_SHELLS and _runs(words, streams.target):
+        _set_by_slurm(script, words if words[0] == SBATCH else [])
+        if words[1:2] == ["-s"]:
+            _with_arguments(script, _lines(streams.document), words[2:], depth + 1)
+            return
         inner = streams.document
     if inner:
         _follow(script, _lines(inner), depth + 1)
@@ -249,6 +257,19 @@ def _assign(script: Script, name: str, words: list[str], plus: bool, array: bool
         seen = script.conflicts.setdefault(name, [" ".join(before)])
         seen.append(" ".join(words))
     script.variables[name] = words
+
+
+def _let(script: Script, words: Sequence[str]) -> None:
+    """Arithmetic that sets variables: NAME = expression, NAME += expression, NAME++."""
+    for text in words:
+        step = STEP.fullmatch(text)
+        match = SETTING.match(f"{step.group(1)} {step.group(2)}= 1" if step else text)
+        if match:
+            name, operator, value = match.groups()
+            _assign(script, name, [worked_out(script, f"{name}{operator}({value})" if operator else value)], False, False)
+
+
+STEP = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+])\2\s*")
 
 
 def _assigned(word: Word) -> str | None:

@@ -6,15 +6,18 @@ What cannot be told from the file is left out, and every decision that matters i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ...search_spaces.errors import InputError
-from .shell_words import ASSIGNMENT, DEFINITION, END_OF_BRANCH, END_OF_PATTERN, Word
+from .shell_words import ASSIGNMENT, DEFINITION, END_OF_BRANCH, END_OF_PATTERN, LET, Word
 
 Line = Sequence[Word]
-OPENERS = ("[", "[[", "test")
+OPENERS = ("[", "[[", "test", LET)
+SETTING = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.DOTALL)
+"""Arithmetic that sets a variable: its name, the operator, and what it is set to."""
 SPLIT = frozenset({"if", "then", "elif", "else", "fi", "while", "until", "do", "done", "esac", "{", "}"})
 """Keywords that stand on a line of their own once a script is cut up."""
 MOST_NESTED = 100
@@ -48,9 +51,10 @@ def follow(lines: Sequence[Line], reader: Reader) -> None:
 
 
 def is_test(line: Line) -> bool:
-    """Whether a line is a test in brackets."""
+    """Whether a line is a test in brackets, or arithmetic that sets nothing."""
     words = [keyword(word) for word in line]
-    return bool(words) and words[1 if words[0] == "!" and len(words) > 1 else 0] in OPENERS
+    head = words[1 if words[0] == "!" and len(words) > 1 else 0] if words else ""
+    return head in OPENERS and not (head == LET and any(SETTING.match(word[0].text) for word in line))
 
 
 def keyword(word: Word) -> str:

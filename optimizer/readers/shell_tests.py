@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from .arithmetic import arithmetic
 from .shell_flow import OPENERS, Line, keyword
 from .shell_values import Script, expanded, filled
-from .shell_words import Word
+from .shell_words import LET, Word
 
 COMPARED: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -22,7 +22,7 @@ COMPARED: dict[str, Callable[[int, int], bool]] = {
 
 
 def decision(script: Script, lines: Sequence[Line], met: bool | None, head: str) -> str:
-    written = " ".join(_written(word) for line in lines for word in line)
+    written = " ".join(map(_written_line, lines))
     names = dict.fromkeys(p.text for line in lines for word in line for p in word if p.kind == "variable" and p.text.isidentifier())
     unset = [name for name in names if name not in script.variables]
     shown_as = written if len(written) <= 80 else f"{written[:79]}…"
@@ -31,6 +31,11 @@ def decision(script: Script, lines: Sequence[Line], met: bool | None, head: str)
         why += f" as {' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set"
     switch = f"; --set {next(iter(names))}=… can change that" if names else ""
     return f"{head} {shown_as}: {why}, so what it guards is {'read' if met else 'left out'}{switch}"
+
+
+def _written_line(line: Line) -> str:
+    words = [_written(word) for word in line]
+    return f"(({words[1].strip()}))" if words[:1] == [LET] and len(words) == 2 else " ".join(words)
 
 
 def _written(word: Word) -> str:
@@ -85,6 +90,9 @@ def _met(script: Script, part: Sequence[Word], double: bool) -> bool | None:
     """One comparison, with what is left of the brackets around it."""
     words = [" ".join(expanded(script, word, whole=True)) for word in part]
     negated = False
+    if words[:1] == [LET]:
+        value = arithmetic(words[1], lambda name: " ".join(script.variables.get(name, [])) or None) if len(words) == 2 else None
+        return None if value is None else value != 0
     while words and words[0] in ("!", *OPENERS):
         negated ^= words[0] == "!"
         words = words[1:]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...search_spaces.errors import InputError
-from .arithmetic import arithmetic
+from .arithmetic import arithmetic, divides_by_zero
+from .shell_changes import CHANGES, REPLACES, changed, piece
 from .shell_flow import Line
 from .shell_words import Part, Word, words_of
 
 UNSET = "\x00"
 """Stands in a word for what has no value in the file, with the name behind it up to the next one."""
 MARKED = re.compile(f"{UNSET}([^{UNSET}]*){UNSET}")
+BY_ZERO = "/0"
+"""Behind the name of an expression that divides by zero."""
+MOST_NESTED = 30
+"""Variables and expressions in an expression."""
 MOST_CHARACTERS = 20_000_000
 POSITIONAL = re.compile(r"[0-9]+|[@*#]")
 
@@ -63,7 +69,11 @@ def unresolved(word: str) -> list[str]:
 
 def shown(word: str) -> str:
     """A word as a person wrote it."""
-    return MARKED.sub(lambda match: f"${{{match.group(1)}}}" if match.group(1).endswith("[@]") else f"${match.group(1)}", word)
+    return MARKED.sub(lambda match: _shown_name(match.group(1)), word)
+
+
+def _shown_name(name: str) -> str:
+    return f"${{{name}}}" if name.endswith("[@]") else f"${name.removesuffix(BY_ZERO)}"
 
 
 def filled(word: str) -> str | None:
@@ -75,13 +85,20 @@ def filled(word: str) -> str | None:
 
 def without_value(text: str) -> str:
     """An option as a person wrote it, and why the file holds no value for it."""
-    return f"{shown(text)} ({'; '.join(dict.fromkeys(map(_reason, unresolved(text))))})"
+    return f"{shown(text)} ({reason_of(text)})"
+
+
+def reason_of(text: str) -> str:
+    """Why the file holds no value for what is in a word."""
+    return "; ".join(dict.fromkeys(map(_reason, unresolved(text))))
 
 
 def _reason(name: str) -> str:
     plain = name.removesuffix("[@]")
     if plain == "(…)":
         return "what a command prints"
+    if plain.endswith(BY_ZERO):
+        return f"{plain.removesuffix(BY_ZERO).strip('()')} divides by zero"
     if plain.startswith("(("):
         return f"{plain.strip('()')} is worked out of what the file does not set"
     if POSITIONAL.fullmatch(plain):
@@ -112,14 +129,15 @@ def expanded(script: Script, word: Word, whole: bool = False) -> list[str]:
 
 def _values(script: Script, part: Part) -> list[str]:
     if part.kind == "arithmetic":
-        plain = re.sub(r"\$\{?(\w+)\}?", r"\1", part.text)
-        value = arithmetic(plain.replace("10#", ""), lambda name: " ".join(script.variables.get(name, [])) or None)
-        return [_unset(f"(({part.text}))") if value is None else str(value)]
+        return [worked_out(script, part.text)]
     if part.kind == "command":
         return [_unset("(…)")]
     if part.kind != "variable":
         return [part.text]
     held = _held(script, part)
+    if part.operator in CHANGES:
+        made = _changed(script, part, held) if held is not None else None
+        return [_unset(_name(part))] if made is None else made
     if part.operator == "+":
         return _default(script, part) if held and held != [""] else [""]
     if held is not None and (held != [""] or part.default is None or part.operator == "?"):
@@ -132,8 +150,49 @@ def _values(script: Script, part: Part) -> list[str]:
     return _default(script, part)
 
 
+def _number_of(script: Script, name: str) -> str | None:
+    return " ".join(script.variables.get(name, [])) or None
+
+
+def worked_out(script: Script, text: str) -> str:
+    """The value of an arithmetic expression, or what stands for one that has none."""
+    plain = text.replace('"', "")
+    if 0 < plain.count("$") <= MOST_NESTED:
+        plain = " ".join(each for word in words_of(f'"{plain}"') for each in expanded(script, word, whole=True))
+    plain = plain.replace("10#", "")
+    value = arithmetic(plain, lambda name: _number_of(script, name))
+    if value is not None:
+        return str(value)
+    return _unset(f"(({text})){BY_ZERO if divides_by_zero(plain, lambda name: _number_of(script, name)) else ''}")
+
+
+def _changed(script: Script, part: Part, held: Sequence[str]) -> list[str] | None:
+    """What a variable holds, with what is cut off or replaced; None where that has no value."""
+    operand = part.default or ""
+    if part.operator == ":":
+        places = [arithmetic(text.replace("$", ""), lambda name: _number_of(script, name)) for text in operand.split(":")]
+        if None in places or len(places) > 2:
+            return None
+        first, length = places[0] or 0, places[1] if len(places) > 1 else None
+        return piece([script.where, *held] if part.text == "@" else held, first, length, part.array)
+    pieces = SLASH.split(operand, maxsplit=1) if part.operator in REPLACES else [operand]
+    words = [" ".join(_default_words(script, text)) for text in pieces]
+    return None if any(map(unresolved, words)) else changed(held, part.operator, words)
+
+
+def _default_words(script: Script, text: str) -> list[str]:
+    """The words of a pattern or of what takes its place: one, unless it has quotes of its own."""
+    plain = text if re.search(r"[\"']", text) else f'"{text}"'
+    return [found for word in words_of(plain) for found in expanded(script, word, whole=True)]
+
+
+SLASH = re.compile(r"(?<!\\)/")
+
+
 def _name(part: Part) -> str:
     """A variable without a value as a person wrote it: NAME, NAME[@], and others in braces."""
+    if part.operator in CHANGES:
+        return f"{{{part.prefix}{part.text}{'[@]' if part.array and part.text != '@' else ''}{part.operator}{part.default}}}"
     if part.prefix or part.index is not None:
         return f"{{{part.prefix}{part.text}{f'[{part.index}]' if part.index is not None else ''}}}"
     return f"{part.text}[@]" if part.array and part.text != "@" else part.text

@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...search_spaces.errors import InputError
+from .shell_changes import CHANGES
+
 MOST_WORDS = 200_000
+BLANKS = " \t\x1f"
 SEPARATORS = frozenset("\n;&|")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 EMPTY = re.compile(r"\([ \t]*\)")
@@ -14,6 +18,10 @@ HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 DOCUMENT = re.compile("\x01(\\d+)\x01")
 """Stands for a here-document by number where it is named."""
 REDIRECTION = re.compile(r"\d*(?:<<<|<>|>>|>\||[<>]&|[<>])|&>>?")
+JOINED = "\x1f"
+"""Stands for the end of a line that goes on, or of one that is taken out: a blank by which lines are still counted."""
+FED = re.compile(r"(^|[;&|]\s*)cat\s*(\x01\d+\x01)\s*\|(?!\|)\s*(?:(?:envsubst|tee\s+[^\s|]+)\s*\|\s*)*(.*)")
+"""`cat`, a here-document and the command that it is piped to."""
 PLACEHOLDER = re.compile(r"<[^\s<>&;|()]+>")
 """What a person is to fill in, as <your path>, which a shell would take for two redirections."""
 
@@ -25,7 +33,8 @@ class Part:
     An "operator" is && or ||; a "mark", on a line of its own, what ends a pattern or a branch of `case` or makes a name a function.
     A "redirect" is an operator before a file or a here-string, a "document" the text of a here-document, quoted if the shell puts
     no variables in. `operator` says what a variable has a `default` for: - and = where it has no value, with = keeping it, + where
-    it has one; `prefix` is # for its length and ! for the variable that it names, `index` the place in an array.
+    it has one, and those that change its value (`shell_changes`) by what; `prefix` is # for its length and ! for the variable that
+    it names, `index` the place in an array.
     """
 
     kind: str
@@ -41,12 +50,18 @@ class Part:
 Word = list[Part]
 ARRAY_BEGIN: Word = [Part("array", "(")]
 ARRAY_END: Word = [Part("array", ")")]
+LET = "let"
+"""Command that works out arithmetic, as `((…))` does too."""
+EXPR = re.compile(r"\s*expr\s+([^`|;&<>\"'$(]|\$\{?\w+\}?)+")
 END_OF_PATTERN, END_OF_BRANCH, DEFINITION = ")", ";;", "()"
 
 
-def lines_of(text: str) -> Iterator[list[Word]]:
-    """Logical lines as words: cut at line ends, semicolons and pipes outside quotes and arrays; comments and here-documents out."""
-    reader = _Reader(*_documents(text))
+def lines_of(text: str, where: str = "") -> Iterator[list[Word]]:
+    """Logical lines as words: cut at line ends, semicolons and pipes outside quotes and arrays; comments and here-documents out.
+
+    InputError, with `where` and the line, for a quote that is never closed, if it is the whole text of a file.
+    """
+    reader = _Reader(*_documents(re.sub(r"\\[ \t]*\n", JOINED, text)), where)
     line: list[Word] = []
     for word in reader.words():
         if word is None:
@@ -72,6 +87,7 @@ def _documents(text: str) -> tuple[str, list[Part]]:
         if until and line.strip() == until:
             found[-1] = Part("document", "\n".join(body), found[-1].quoted)
             until = ""
+            kept[-1] += JOINED * (len(body) + 1)
         elif until:
             body.append(line)
         else:
@@ -79,6 +95,7 @@ def _documents(text: str) -> tuple[str, list[Part]]:
             if match and not line.lstrip().startswith("#") and "((" not in line:
                 until, body = match.group(2), []
                 line = f"{line[: match.start()]} \x01{len(found)}\x01 {line[match.end() :]}"
+                line = FED.sub(r"\1\3 \2", line)
                 found.append(Part("document", "", bool(match.group(1))))
             kept.append(line)
     return "\n".join(kept), found
@@ -87,8 +104,9 @@ def _documents(text: str) -> tuple[str, list[Part]]:
 class _Reader:
     """Cuts characters into words; None stands for the end of a logical line."""
 
-    def __init__(self, text: str, documents: list[Part]) -> None:
+    def __init__(self, text: str, documents: list[Part], where: str) -> None:
         self.text = text
+        self.where = where
         self.documents = documents
         self.at = 0
         self.depth = 0  # of arrays
@@ -106,12 +124,14 @@ class _Reader:
 
     def _step(self) -> Iterator[Word | None]:
         char = self.text[self.at]
-        if char in " \t":
+        if char in BLANKS:
             yield from self._flush()
             self.at += 1
-        elif char == "#" and not self.started:
-            end = self.text.find("\n", self.at)
-            self.at = len(self.text) if end < 0 else end
+        elif char == "#" and not self.started:  # a comment ends with its line, also one that seems to go on
+            end = min((place for place in map(self._next, f"\n{JOINED}") if place >= 0), default=len(self.text))
+            self.at = end
+            if self.text[end : end + 1] == JOINED and not self.depth:
+                yield None
         elif (found := self._redirection()) and not self.depth:
             yield from self._redirected(found.group())
             self.at = found.end()
@@ -145,6 +165,11 @@ class _Reader:
             yield ARRAY_END
         elif char == "(" and not self.depth and (empty := EMPTY.match(self.text, self.at)):
             yield from self._marked(DEFINITION, empty)
+        elif char == "(" and not self.depth and not self.started and self.text.startswith("((", self.at):
+            end = _closing(self.text, self.at)
+            yield [Part("text", LET)]
+            yield [Part("text", self.text[self.at + 2 : end - 1], True)]
+            self.at = end + 1
         elif char == ")":
             yield from self._marked(END_OF_PATTERN, re.compile(r"\)").match(self.text, self.at))
         elif char == "(":
@@ -204,13 +229,26 @@ class _Reader:
         else:
             self.parts.append(part)
 
+    def _next(self, char: str) -> int:
+        return self.text.find(char, self.at)
+
+    def _unclosed(self, opened: int) -> None:
+        """InputError for a quote of a file that is opened at a place and never closed."""
+        if self.where:
+            line = 1 + sum(self.text.count(end, 0, opened) for end in f"\n{JOINED}")
+            quote = self.text[opened]
+            raise InputError(f"{self.where}: line {line}: the quote {quote} is never closed; close it, or one before it")
+
     def _quoted_plain(self) -> None:
         end = self.text.find("'", self.at + 1)
-        end = len(self.text) if end < 0 else end
-        self._add(Part("text", self.text[self.at + 1 : end], True))
+        if end < 0:
+            self._unclosed(self.at)
+            end = len(self.text)
+        self._add(Part("text", self.text[self.at + 1 : end].replace(JOINED, " "), True))
         self.at = end + 1
 
     def _quoted(self) -> None:
+        opened = self.at
         self.at += 1
         self._add(Part("text", "", True))
         while self.at < len(self.text) and self.text[self.at] != '"':
@@ -222,8 +260,10 @@ class _Reader:
                 self._dollar(True)
             else:
                 end = min((place for place in (self.text.find(c, self.at) for c in '"\\$`') if place >= 0), default=len(self.text))
-                self._add(Part("text", self.text[self.at : end], True))
+                self._add(Part("text", self.text[self.at : end].replace(JOINED, " "), True))
                 self.at = end
+        if self.at >= len(self.text):
+            self._unclosed(opened)
         self.at += 1
 
     def _dollar(self, quoted: bool) -> None:
@@ -231,15 +271,21 @@ class _Reader:
         text, at = self.text, self.at
         if text[at] == "`":
             end = text.find("`", at + 1)
-            self.at = len(text) if end < 0 else end + 1
-            self._add(Part("command", "", quoted))
+            end = len(text) if end < 0 else end
+            self._add(_substituted(text[at + 1 : end], quoted))
+            self.at = end + 1
         elif text.startswith("$((", at):
             end = _closing(text, at + 1)
             self._add(Part("arithmetic", text[at + 3 : end - 1], quoted))
             self.at = end + 1
         elif text.startswith("$(", at):
-            self.at = _closing(text, at + 1) + 1
-            self._add(Part("command", "", quoted))
+            end = _closing(text, at + 1)
+            self._add(_substituted(text[at + 2 : end], quoted))
+            self.at = end + 1
+        elif text.startswith("$[", at):
+            end = _closing(text, at + 1, "[]")
+            self._add(Part("arithmetic", text[at + 2 : end], quoted))
+            self.at = end + 1
         elif text.startswith("${", at):
             end = _closing(text, at + 1, "{}")
             self._add(_braced(text[at + 2 : end], quoted))
@@ -254,12 +300,26 @@ class _Reader:
                 self.at += 1
 
 
+def _substituted(command: str, quoted: bool) -> Part:
+    """What a command prints: arithmetic of `expr`, and of any other nothing that is known."""
+    if EXPR.fullmatch(command):
+        return Part("arithmetic", command.strip().removeprefix("expr").replace("\\", ""), quoted)
+    return Part("command", "", quoted)
+
+
+BRACED = re.compile(
+    rf"([!#]?)([A-Za-z_]\w*|\d{{1,2}}|[@*])(?:\[([^\]]*)\])?(?::?([-=+?])(.*)|({'|'.join(map(re.escape, CHANGES))})(.*))?",
+    re.DOTALL,
+)
+
+
 def _braced(inside: str, quoted: bool) -> Part:
-    """`NAME`, `NAME:-default` and its like, `NAME[@]`, `NAME[0]`, `!NAME`, `#NAME`; whatever else has no value here."""
-    match = re.fullmatch(r"([!#]?)([A-Za-z_]\w*|[0-9@*])(?:\[([^\]]*)\])?(?::?([-=+?])(.*))?", inside, re.DOTALL)
+    """`NAME`, `NAME:-default`, `NAME%pattern` and the like, `NAME[@]`, `NAME[0]`, `!NAME`, `#NAME`; the rest has no value."""
+    match = BRACED.fullmatch(inside)
     if not match or (match.group(1) == "!" and match.group(3) is not None):
         return Part("variable", "#" if inside == "#" else f"{{{inside}}}", quoted)
-    prefix, name, index, operator, default = match.groups()
+    prefix, name, index, operator, default, change, operand = match.groups()
+    operator, default = operator or change, default if change is None else operand
     array = index == "@" or name == "@" or (prefix == "#" and index == "*")
     return Part("variable", name, quoted, default, array, operator or "", prefix, None if index in ("@", "*") else index)
 

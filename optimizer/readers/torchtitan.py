@@ -49,11 +49,15 @@ SECTIONS = ("parallelism", "training")
 FIELDS = frozenset(name for name in knobs_of(FRAMEWORK) if name.startswith(SECTIONS))
 STARTED, MTP = "program.config", "program.num_mtp_layers"
 """Where `_from_program` puts the function that a program starts from, and the MTP layers of its model."""
+USUAL_BATCH = 8
+"""local_batch_size where nothing sets it."""
 APART = ("model_spec", "loss", "activation_checkpoint")
 """What a program makes of classes, and is read by itself."""
 CHECKPOINTING = re.compile(r"activation[-_]checkpoint")
 DIMENSIONS = "torchtitan torchtitan/distributed/parallel_dims.py"
 PIPELINE = "torchtitan torchtitan/distributed/pipeline_parallel.py"
+TRAINER = "torchtitan torchtitan/trainer.py"
+MICRO_TOKENS, STEP_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank", "training.num_tokens_per_train_step"
 
 
 def read(text: str, where: str, devices: int | None = None, variables: Mapping[str, str] | None = None) -> Job:
@@ -78,25 +82,17 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
     model = _model(doc)
     schedule, several = _schedule(doc, where, degrees["pp"])
     degrees["vpp"], split = _stages(doc, degrees["pp"], schedule, several, model, findings)
-    local = doc.whole("training.local_batch_size", "training.batch_size") or 8
-    micro = (doc.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if degrees["pp"] > 1 else local
-    degrees["micro_batch"] = micro
-    if degrees["pp"] > 1 and local % micro:
-        findings.append(
-            Finding("C029", f"pipeline_parallel_microbatch_size {micro} does not divide local_batch_size {local}.", "", PIPELINE)
-        )
-    batch = doc.get("training.global_batch_size")
-    global_batch = None if batch in (None, -1, "-1") else doc.whole("training.global_batch_size")
-    if global_batch is None and "dp" in degrees:
-        global_batch = local * degrees["dp"]
-        said.append(f"global batch {global_batch}: local_batch_size · data-parallel ranks, as none is given")
+    seq_len = doc.whole("training.seq_len", "training.max_context_length")
+    tokens = doc.whole(MICRO_TOKENS)
+    sizes = _in_tokens(doc, degrees, tokens, seq_len, findings, said) if tokens else _in_sequences(doc, degrees, findings, said)
+    micro, global_batch = sizes
+    degrees |= {"micro_batch": micro} if micro else {}
     rest = _memory(doc, degrees, replicate, shard, checkpointing, said)
     precision = "fp8" if "float8" in str(doc.get("model.converters") or "").lower() else "bf16"
     sp = (
         not (doc.flag("parallelism.disable_sequence_parallel") or False)
         and doc.flag("parallelism.enable_sequence_parallel") is not False
     )
-    seq_len = doc.whole("training.seq_len")
     doc.skip(*PLAIN)
     return Job(
         format=FRAMEWORK,
@@ -128,6 +124,13 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
             *map(without_value, empty_words(_command(script))),
         ),
     )
+
+
+def is_started(text: str) -> bool:
+    """Whether a command line has options of torchtitan's sections, or starts it from a configuration that it ships."""
+    known = "|".join(sorted({module for module, _ in MODELS}))
+    shipped = re.search(rf"--module[= ]+(?:{known})\b", text) and re.search(r"--config[= ]", text)
+    return bool(shipped or re.search(r"--(parallelism|training)\.\w", text))
 
 
 def is_toml(text: str) -> bool:
@@ -194,31 +197,34 @@ def _data(text: str, where: str, variables: Mapping[str, str] | None) -> tuple[d
     script = read_script(text, variables, where)
     words = _command(script)
     found = options(words)
-    if not any("." in option.name for option in found):
-        raise InputError(f"{where}: holds no option of {FRAMEWORK}, such as --parallelism.tensor_parallel_degree")
     data = dict(map(_named, found))
+    named = data.get("module") in {module for module, _ in MODELS} and "config" in data
+    if not named and not any("." in option.name for option in found):
+        raise InputError(f"{where}: holds no option of {FRAMEWORK}, such as --parallelism.tensor_parallel_degree")
+    data |= {STARTED: data["config"]} if named else {}
     mode = next((word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")), None)
     old = data.pop("activation_checkpoint.mode", None)
     return data, mode or (str(old) if old else "selective"), world(script, found, where)
 
 
 def _command(script: Script) -> list[str]:
-    """The command line with most options of sections."""
-    return max(script.commands, key=lambda words: sum("." in option.name for option in options(words)), default=[])
+    """The command line with most options of sections, or of those that name a model's configuration."""
+
+    def own(words: list[str]) -> tuple[int, int]:
+        names = [option.name for option in options(words)]
+        return sum("." in name for name in names), sum(name in ("module", "config") for name in names)
+
+    return max(script.commands, key=own, default=[])
 
 
 def _named(option: Option) -> tuple[str, Any]:
     """A field and its value; --section.no-field turns a switch off, and hyphens are underscores."""
     section, dot, name = option.name.rpartition(".")
     field = name.replace("-", "_") if section else name
-    if section and field.startswith("no_") and not option.values:
+    values = [value for value in option.values if not value.startswith("activation-checkpoint:")]  # a word of its own
+    if section and field.startswith("no_") and not values:
         return f"{section}.{field.removeprefix('no_')}", "false"
-    return f"{section}{dot}{field}", _value(option.values)
-
-
-def _value(values: tuple[str, ...]) -> Any:
-    plain = [value for value in values if not value.startswith("activation-checkpoint:")]
-    return plain[0] if len(plain) == 1 else "true" if not plain else " ".join(plain)
+    return f"{section}{dot}{field}", " ".join(values) or "true"
 
 
 def _replicas(
@@ -244,6 +250,47 @@ def _replicas(
         return replicate, None
     said.append(f"data_parallel_shard_degree {devices // each}: −1 fills up the devices")
     return replicate, devices // each
+
+
+def _in_sequences(doc: Document, degrees: Mapping[str, int], findings: list[Finding], said: list[str]) -> tuple[int, int | None]:
+    """(micro-batch, global batch) as 0.3 has them."""
+    given = doc.whole("training.local_batch_size", "training.batch_size")
+    local = given or USUAL_BATCH
+    said += [] if given else [f"local_batch_size {local}: {FRAMEWORK}'s default, as none is given"]
+    micro = (doc.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if degrees["pp"] > 1 else local
+    if local % micro:
+        sentence = f"pipeline_parallel_microbatch_size {micro} does not divide local_batch_size {local}."
+        findings.append(Finding("C029", sentence, "", PIPELINE))
+    batch = doc.get("training.global_batch_size")
+    if batch not in (None, -1, "-1"):
+        return micro, doc.whole("training.global_batch_size")
+    if "dp" not in degrees:
+        return micro, None
+    said.append(f"global batch {local * degrees['dp']}: local_batch_size · data-parallel ranks, as none is given")
+    return micro, local * degrees["dp"]
+
+
+def _in_tokens(
+    doc: Document, degrees: Mapping[str, int], tokens: int, seq_len: int | None, findings: list[Finding], said: list[str]
+) -> tuple[int | None, int | None]:
+    """(micro-batch, global batch) in sequences, as far as the sequence length is known; versions after 0.3 count tokens."""
+    step, pipelined = doc.get(STEP_TOKENS), doc.whole("parallelism.num_pp_microbatches")
+    flow = 1 if degrees["pp"] == 1 else pipelined
+    if seq_len is None:
+        said.append("batches are counted in tokens, and training.max_context_length, which makes sequences of them, is not given")
+        return None, None
+    whole = tokens * flow * degrees["dp"] if flow and "dp" in degrees else None
+    filled = step is None or str(step).startswith("-")
+    given = whole if filled else doc.whole(STEP_TOKENS)
+    if filled and given:
+        said.append(f"{STEP_TOKENS} {given}: one pass of micro-batches through every replica, as none is given")
+    if whole and given and given % whole:
+        sentence = f"num_tokens_per_train_step {given} is not a multiple of the {whole} tokens that all replicas take at a time."
+        findings.append(Finding("C029", sentence, "gradients are accumulated over whole rounds", TRAINER))
+    for name, value in ((MICRO_TOKENS, tokens), (STEP_TOKENS, given)):
+        if value and value % seq_len:
+            said.append(f"{name} {value} is priced as whole sequences: {max(1, value // seq_len)} of {seq_len}")
+    return max(1, tokens // seq_len), max(1, given // seq_len) if given else None
 
 
 def _model(doc: Document) -> str | None:

@@ -22,6 +22,7 @@ class Sign:
 
 ADAPTERS, FROZEN, PACKED = "trains adapters", "keeps parameters frozen", "packs sequences"
 GENERATES = "trains nothing"
+OWN_CP = "exchanges what CP splits in a way of its own"
 PREFERENCES, ROLLOUTS = "trains on preferences, beside a model of reference", "trains on what it generates in between"
 
 
@@ -36,8 +37,9 @@ EVERYWHERE = (
 )
 MEGATRON = (
     _sign(ADAPTERS, r"^(?:train|tuner|finetuning)_type$", r"lora|dora|adapter"),
-    _sign(PACKED, r"^(?:sft|padding_free)$"),
+    _sign(PACKED, r"^(?:sft|padding_free|use_dynamic_batch_size|max_tokens_per_gpu)$"),
     _sign(PREFERENCES, r"^(?:stage|rlhf_type)$", r"(?:dpo|orpo|simpo|kto|cpo|rm|prm)$"),
+    _sign(OWN_CP, r"^context_parallel_algo$", r"(?:(?:hybrid_)?adaptive|mamba)_cp_algo$"),
     _sign(GENERATES, r"^(?:max_new_tokens|task_data_path)$"),
     _sign(ROLLOUTS, r"^(?:perform_rl_step|rollout_batch_size|num_rollout|vllm_mode)$"),
     _sign(ROLLOUTS, r"^(?:stage|rlhf_type)$", r"(?:ppo|grpo|gkd).*"),
@@ -57,6 +59,10 @@ OFF = frozenset({"", "false", "none", "null", "no", "0", "full", "[]", "{}"})
 """Values that ask for nothing."""
 
 
+FED = re.compile(r"loss_type=sft_loss|rollout_function_path=.*sft.*")
+"""Options by which a job that names rollouts trains on a data set."""
+
+
 def signs_of(form: str, name: str) -> list[Sign]:
     """The signs of a format that an option's name is one of."""
     plain = name.lower().replace("-", "_").removeprefix("no_")
@@ -71,11 +77,13 @@ def is_sign(form: str, name: str) -> bool:
 def unmodelled(form: str, pairs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
     """What options ask for that is not modelled, each with the first that asks for it; True stands for a bare switch."""
     found: dict[str, str] = {}
+    pairs = list(pairs)
+    fed = any(FED.fullmatch(f"{name.replace('-', '_')}={value}") for name, value in pairs)
     for name, value in pairs:
         text = "" if value is True else str(value)
         for sign in signs_of(form, name):
             asked = sign.value.match(text) is not None if sign.value else value is True or text.strip().lower() not in OFF
-            if asked and not name.startswith(("no-", "no_")):
+            if asked and not name.startswith(("no-", "no_")) and not (fed and sign.asks == ROLLOUTS):
                 found.setdefault(sign.asks, f"{sign.asks} ({_written(form, name, text)})")
     return tuple(found.values())
 

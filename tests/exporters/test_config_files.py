@@ -22,7 +22,7 @@ from paraplan.optimizer.exporters.torchtitan import MODULE as TORCHTITAN
 from paraplan.optimizer.exporters.torchtitan import settings as torchtitan_settings
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.errors import Infeasible, InputError
-from paraplan.search_spaces.inputs import load_model
+from paraplan.search_spaces.inputs import load_model, load_stack
 from paraplan.search_spaces.model import ModelSpec
 from syrupy.assertion import SnapshotAssertion
 
@@ -82,6 +82,22 @@ def test_bridge_says_what_megatron_lm_says(make_plan: MakePlan) -> None:
         assert [str(value) for value in mine] == (words or ["True"]), option
         alike += 1
     assert alike > 30
+
+
+@pytest.mark.parametrize(("vocab", "written"), [(151936, 151936), (151669, 152064)])
+def test_bridge_is_given_a_vocabulary_that_tp_divides(make_plan: MakePlan, vocab: int, written: int) -> None:
+    """Its training loop takes a size as it is: what TP 4 does not divide is written padded to whole 128 · 4."""
+    spec = load_model("llama-3.1-8b").model_copy(update={"vocab_size": vocab})
+    assert values(bridge_settings(make_plan(spec, tp=4, dp=8)))["model.vocab_size"] == written
+
+
+def test_bridge_is_told_the_kernel_of_the_loss_that_was_priced(make_plan: MakePlan) -> None:
+    """Its models fuse the loss by Megatron-Core's own kernel unless told otherwise, which keeps logits in FP32."""
+    plan = make_plan("llama", tp=4, dp=8)
+    assert "model.cross_entropy_fusion_impl" not in values(bridge_settings(plan)), "priced with Megatron-Core's"
+    problem = plan.problem.model_copy(update={"stack": load_stack("megatron-bridge")})
+    told = values(bridge_settings(plan.model_copy(update={"problem": problem})))
+    assert told["model.cross_entropy_fusion_impl"] == "te" and told["model.cross_entropy_loss_fusion"] is True
 
 
 def test_bridge_sets_what_the_launch_script_leaves_to_megatron_lm(make_plan: MakePlan) -> None:

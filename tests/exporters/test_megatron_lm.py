@@ -247,6 +247,14 @@ def test_optimizer_state_and_gradient_types_follow_the_stack(make_plan: MakePlan
         flags(make_plan("llama", tp=8, dp=8, stack_changes={"optimizer_bytes": 10.0}))
 
 
+def test_tp_overlap_is_said_where_the_plan_counts_on_it(make_plan: MakePlan) -> None:
+    """It needs sequence parallelism, as Megatron's own check says."""
+    for tp, share, said in ((4, 0.6, True), (4, 0.0, False), (1, 0.6, False)):
+        found = options(make_plan("qwen", tp=tp, pp=2, dp=64 // tp, ep=16, counts=(47, 47), overlap={"tp": share}))
+        assert ("--tp-comm-overlap" in found) == said
+        assert not said or "--sequence-parallel" in found
+
+
 def test_ep_overlap_only_where_megatron_allows_it(make_plan: MakePlan) -> None:
     overlap = {"overlap": {"ep": 0.6}}
     interleaved = make_plan(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import tempfile
 from pathlib import Path
 
 import pytest
 from paraplan.optimizer import writing
-from paraplan.optimizer.writing import write_file, write_folder
+from paraplan.optimizer.commands.plan_files import check_output
+from paraplan.optimizer.writing import refuse_place, write_file, write_folder
 from paraplan.search_spaces.errors import InputError
 
 FILES = {"a.sh": "echo a\n", "deep/b.json": "{}\n", "c.txt": "ü\n"}
@@ -76,6 +80,24 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="cannot write here"):
         write_folder(tmp_path, FILES)
+
+
+def test_a_draft_that_cannot_be_written_is_told_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(prefix: str, dir: Path) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{dir}/{prefix}x1y2")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    with pytest.raises(InputError, match=rf"^{re.escape(str(tmp_path))}: cannot write here \(Permission denied\)"):
+        write_folder(tmp_path, FILES)
+
+
+def test_a_closed_folder_is_refused_before_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    closed = rf"{re.escape(str(tmp_path))}: cannot write here"
+    with pytest.raises(InputError, match=rf"^--csv .*a\.csv: {closed}"):
+        refuse_place(tmp_path / "a.csv", "--csv ")
+    with pytest.raises(InputError, match=f"^{closed}"):
+        check_output(tmp_path / "new" / "folder", None, None)
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "", "a/../../x", "x\0y"])

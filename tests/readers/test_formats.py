@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_batches_follow_from_two_of_three(changes: dict[str, Any], total: int) -
         ("pretrain --tensor-model-parallel-size 4.0", None, "not a whole number"),
         ("pretrain --tensor-model-parallel-size " + "9" * 400, None, "from 1 to"),
         ("pretrain --tensor-model-parallel-size ４", None, "not a whole number"),
-        ("pretrain --tensor-model-parallel-size $TP --num-layers 4", None, "--set NAME=8"),
+        ("pretrain --tensor-model-parallel-size $TP --num-layers 4", None, "--set TP=8"),
         ("pretrain --num-layers 4 --cp-comm-type ring", None, "'ring' is not one of"),
         (
             "pretrain --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-experts 8 --moe-layer-freq '__import__(1)'",
@@ -346,6 +347,52 @@ def test_deepspeed_takes_comments_and_trailing_commas() -> None:
     job = read_text(text, "ds.json", devices=8)
     assert (job.format, job.global_batch, job.choices["optimizer_sharding"]) == ("deepspeed", 64, "zero2")
     assert job.unknown == ("note = http://x/*y*/ # z, ]",)
+
+
+@pytest.mark.parametrize("words", ["--module deepseek_v3 --config deepseek_v3_16b", "--module=llama3 --config=llama3_8b"])
+def test_torchtitan_from_a_configuration_that_it_ships(words: str) -> None:
+    """Without a further option, and what the configuration sets is said not to be known; a module of one's own is another file."""
+    line = f"torchrun --nproc_per_node 8 -m torchtitan.train {words}"
+    assert recognise(line, "job") == "torchtitan"
+    job = read_text(line, "job")
+    assert job.model is not None and job.model.name in ("deepseek-v2-lite", "llama-3.1-8b")
+    assert (job.devices, job.degrees["dp"], job.seq_len) == (8, 8, None)
+    assert any("beyond these is not known here" in each for each in job.assumptions)
+    assert any(each.startswith("local_batch_size 8: torchtitan's default") for each in job.assumptions)
+    with pytest.raises(InputError):
+        read_text("torchrun -m torchtitan.train --module mine --config planned", "job")
+
+
+@pytest.mark.parametrize(
+    ("zero", "broken"),
+    [
+        ({"stage": 3, "stage3_foo": 1}, ["zero_optimization.stage3_foo is no field"]),
+        ({"stage": 2, "reduce_everything": True}, ["zero_optimization.reduce_everything is no field"]),
+        ({"stage": 2, "overlap_com": "auto"}, ["did you mean 'overlap_comm'"]),
+        ({"stage": 3, "offload_param": {"device": "cpu", "pinned": True}}, ["offload_param.pinned is no field"]),
+        ({"stage": 3, "zero_hpz_partition_size": 5}, ["zero_hpz_partition_size 5 does not divide the 32 devices"]),
+        ({"stage": 3, "zero_hpz_partition_size": 8, "stage3_prefetch_bucket_size": 1, "prefetch_bucket_size": 1}, []),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}, "leaf_module": {"names": ["moe"]}}, []),
+    ],
+)
+def test_zero_takes_its_own_fields_only(zero: dict[str, Any], broken: list[str]) -> None:
+    """DeepSpeed refuses an unknown key in this section, and ranks that do not divide into groups; as its own class does."""
+    config = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    job = read_text(json.dumps(config), "ds.json", devices=32)
+    assert [each.rule for each in job.findings] == ["C111"] * len(broken)
+    assert all(said in each.sentence for said, each in zip(broken, job.findings, strict=True))
+    assert not job.unknown
+
+
+def test_older_words_of_zero() -> None:
+    """True is stage 1, and cpu_offload the optimizer's."""
+
+    def read(zero: object) -> Job:
+        return read_text(json.dumps({"train_batch_size": 64, "zero_optimization": zero}), "ds.json", devices=32)
+
+    assert read(True).choices["optimizer_sharding"] == "zero1"
+    assert read({"stage": 2, "cpu_offload": True}).choices["offload"] == "optimizer:1"
+    assert "zero_quantized_weights is not priced" in read({"stage": 3, "zero_quantized_weights": True}).assumptions
 
 
 def test_yaml_anchors_are_followed() -> None:
@@ -492,3 +539,37 @@ def test_what_keeps_a_mindformers_model_from_being_read_is_told(left_out: str, s
     fields = ", ".join(f"{name}: {value}" for name, value in given.items() if name != left_out)
     job = read_text(OWN_MODEL.format(fields=fields), "own.yaml")
     assert job.model is None and any(said in each for each in job.assumptions)
+
+
+def test_fields_of_a_mindformers_model_that_nothing_reads_are_listed() -> None:
+    """Experts under another model's name are missing, which is told where the price is; what is over stands as not understood."""
+    experts = {"num_experts_per_tok": 8, "moe_intermediate_size": 768, "num_experts": 128, "rope_theta": 1000000, "frob": 3}
+    given = {**SHAPE, "seq_length": 4096, "model_type": "qwen3_moe", "head_dim": 128, **experts}
+
+    def read(fields: dict[str, Any]) -> Job:
+        return read_text(OWN_MODEL.format(fields=", ".join(f"{name}: {value}" for name, value in fields.items())), "own.yaml")
+
+    job = read(given)
+    assert job.model is not None and job.unknown == ("model.model_config.frob = 3",)
+    other = read({("n_routed_experts" if name == "num_experts" else name): value for name, value in given.items()})
+    assert other.model is None and not other.unknown
+    assert any("num_experts is missing" in said for said in check(other, cluster="atlas-800t-a2", best=False).unpriced)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("mb=1,tp=2", "^layout: 'mb' is not a column; did you mean 'micro_batch'"), ("tp=8,,pp=2", "^layout: item 2 of .* is empty")],
+)
+def test_a_layout_with_a_mistake_is_known_for_one(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_job(text)
+
+
+def test_lines_of_a_layout_may_end_in_commas() -> None:
+    assert read_text("tp=8,\npp=2,  # stages\n\nvpp=2\n", "job").degrees["vpp"] == 2
+
+
+def test_a_switch_before_a_word_of_its_own_is_off() -> None:
+    """Of torchtitan's command line, whose activation checkpointing is named by a word."""
+    text = "torchrun --parallelism.tensor_parallel_degree 2 --parallelism.no-enable-sequence-parallel activation-checkpoint:none"
+    assert read_text(text, "job").choices["sequence_parallel"] == "false"

@@ -210,3 +210,54 @@ def test_of_several_layouts_in_a_loop_the_first_is_judged_whole() -> None:
     assert job.format == "megatron-bridge" and degrees(job) == {"tp": 8, "pp": 2}
     assert job.recipe == "llama31_8b_pretrain_config" and job.model_name == "llama-3.1-8b"
     assert read_text(OVERRIDES, "run.sh").recipe is None  # its name has no value here
+
+
+def test_an_argument_by_its_number() -> None:
+    """Of a script whose degrees are its arguments, the first without a value is named with the way to give it."""
+    text = "TP=$1\nPP=${10}\ntorchrun --num-layers 8 --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${PP}"
+    with pytest.raises(InputError, match=r"\$10 has no value in the file; give it, as with --set 10=8"):
+        read_text(text, "run.sh", variables={"1": "4"})
+    assert degrees(read_text(text, "run.sh", variables={"1": "4", "10": "2"})) == {"tp": 4, "pp": 2}
+
+
+def test_what_is_shown_is_not_what_is_run() -> None:
+    """Quotes in what eval runs are undone; those of the line that shows it first are not."""
+    run = "torchrun x.py --num-layers 4 --num-experts 2 --moe-layer-freq '[0]*1+[1]*3' --tensor-model-parallel-size 2"
+    assert not read_text(f'CMD="{run}"\necho ${{CMD}}\neval ${{CMD}}', "run.sh").unresolved
+
+
+def test_a_block_of_no_layers_redoes_nothing() -> None:
+    line = "torchrun --num-layers 8 --recompute-granularity full --recompute-num-layers 0 --recompute-method"
+    assert read_text(f"{line} block", "run.sh").choices["recompute"] == "none"
+    assert [each.rule for each in read_text(f"{line} uniform", "run.sh").findings] == ["C100"]
+
+
+SWIFT = (
+    "NPROC_PER_NODE=8 NNODES=2 megatron sft --model Qwen/Qwen3-30B-A3B-Instruct-2507 --tensor_model_parallel_size 4 "
+    "--expert_model_parallel_size 4 --sequence_parallel {} --max_length 8192 --attention_backend flash --num_workers 8 {}"
+)
+
+
+@pytest.mark.parametrize("switch", ["true", "false"])
+def test_ms_swift_has_its_own_defaults(switch: str) -> None:
+    """A command of Megatron-SWIFT: options with underscores, switches with a value, and the model by its name on a hub."""
+    job = read_text(SWIFT.format(switch, "--train_type full"), "job")
+    assert (job.format, job.model_name) == ("megatron-lm", "qwen3-30b-a3b")
+    assert (job.devices, job.seq_len, job.global_batch) == (16, 8192, 16)
+    assert {"tp": 4, "ep": 4, "etp": 1, "micro_batch": 1}.items() <= job.degrees.items()
+    assert (job.choices["sequence_parallel"], job.choices["recompute"]) == (switch, "selective:core_attn")
+    assert job.choices["optimizer_sharding"] == "zero1" and job.precision == "bf16" and not job.unknown
+    assert read_text(SWIFT.format(switch, "--train_type lora"), "job").unmodelled == ("trains adapters (--train_type lora)",)
+    assert read_text(SWIFT.format(switch, "--use_distributed_optimizer false"), "job").choices["optimizer_sharding"] == "none"
+
+
+def test_options_with_underscores_are_those_with_hyphens() -> None:
+    job = read_text("torchrun --nproc_per_node 8 x.py --tensor_model_parallel_size 4 --micro_batch_size 2", "job")
+    assert (job.format, job.devices, job.unknown) == ("megatron-lm", 8, ())
+    assert {"tp": 4, "micro_batch": 2}.items() <= job.degrees.items()
+
+
+def test_a_framework_that_is_not_read_is_named() -> None:
+    text = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4"
+    with pytest.raises(InputError, match="is verl's, which is not read"):
+        read_text(text, "job")

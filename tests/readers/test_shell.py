@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,80 @@ def words(text: str) -> list[str]:
         (': "${TP:=4}"\nrun $TP', ["run", "4"]),
         ('A=(x y)\nrun "${A[*]}"', ["run", "x y"]),
         ("VAR=größe\nrun $VAR 模型", ["run", "größe", "模型"]),
+        ('let "A=8/2"\nlet A+=1\n((B = A * 2))\n((B++))\nrun $A $B', ["run", "5", "11"]),
+        ("A=3\nrun $[A*2] `expr $A + 1` $(expr $A \\* 4)", ["run", "6", "4", "12"]),
+        ("# a comment does not go on \\\nTP=8\nrun $TP", ["run", "8"]),
+        ("run --a 1 \\\n  # --b 2 \\\n", ["run", "--a", "1"]),
     ],
 )
 def test_words(text: str, found: list[str]) -> None:
     assert words(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("X=llama-7b-tp4.yaml\nrun ${X%.yaml} ${X%%-*} ${X#*-} ${X##*-}", ["llama-7b-tp4", "llama", "7b-tp4.yaml", "tp4.yaml"]),
+        ("X=a-b-a\nrun ${X/a/c} ${X//a/c} ${X/#a/c} ${X/%a/c} ${X//-}", ["c-b-a", "c-b-c", "c-b-a", "a-b-c", "aba"]),
+        ("X=abcdef\nrun ${X:2} ${X:2:3} ${X: -2} ${X^^} ${X^}", ["cdef", "cde", "ef", "ABCDEF", "Abcdef"]),
+        ("G=0,1,2,3\nC=${G//[^,]/}\nrun $((${#C} + 1)) ${G//,/ }", ["4", "0", "1", "2", "3"]),
+        ("V=v1.22\nrun ${V//[0-9]/N} ${V//[!0-9]/-}", ["vN.NN", "-1-22"]),
+        ("P=a/b/c.sh\nrun ${P##*/} ${P%/*} ${P//\\//.}", ["c.sh", "a/b", "a.b.c.sh"]),
+        ('A=(one two three)\nrun ${A[@]:1} "${A[@]%e}"', ["two", "three", "on", "two", "thre"]),
+        ('X=abc\nY=b\nrun ${X/$Y/z} ${X%"$Y"*}', ["azc", "a"]),
+        ("X=8k\nrun ${X/k/} ${UNSET:-4}${X%k}", ["8", "48"]),
+    ],
+)
+def test_values_cut_and_replaced(text: str, found: list[str]) -> None:
+    """What bash 5.2 prints."""
+    assert words(text) == ["run", *found]
+
+
+def test_what_is_cut_of_no_value_has_none() -> None:
+    command = words("run --tp ${X%-*} --pp ${X/a/$(cat b)} --n $((${#X} + 1))")
+    assert [unresolved(word) for word in command[2::2]] == [["{X%-*}"], ["{X/a/$(catb)}"], ["((${#X}+1))"]]
+
+
+DOCUMENT = "torchrun --nproc_per_node 8 --tp $TP"
+
+
+@pytest.mark.parametrize(
+    "fed",
+    [
+        *("cat <<EOF | sbatch", "cat << EOF | bash", "cat <<-EOF | envsubst | sbatch -N 2", "cat <<EOF | tee job.txt | sbatch"),
+        *("sbatch <<EOF", "mkdir -p out && cat <<EOF | bash"),
+    ],
+)
+def test_a_document_that_is_fed_to_a_shell_is_read(fed: str) -> None:
+    assert words(f"TP=4\n{fed}\n#!/bin/bash\n{DOCUMENT}\nEOF") == ["torchrun", "--nproc_per_node", "8", "--tp", "4"]
+
+
+def test_a_document_that_goes_elsewhere_is_not_read() -> None:
+    assert words(f"run 1\ncat <<EOF | mail -s job me\n{DOCUMENT}\nEOF")[0] == "mail"
+
+
+def test_arguments_of_a_document() -> None:
+    assert words("cat <<'EOF' | bash -s 2 8\nrun --pp $1 --tp $2\nEOF") == ["run", "--pp", "2", "--tp", "8"]
+
+
+def test_options_of_sbatch_come_before_its_lines() -> None:
+    script = read_script("sbatch --nodes 8 <<'EOF'\n#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\nrun --n $SLURM_NNODES\nEOF")
+    assert script.commands[-1] == ["run", "--n", "8"]
+    assert script.batch == ["--nodes", "4", "--ntasks-per-node=8", "--nodes", "8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('A=1\nB="x\nrun $A', 2),
+        ("run \\\n  --a 1 \\\n  --b 'x", 3),
+        ("cat <<EOF\nit's\nEOF\nrun 'x\n", 4),
+        ("# it's a comment \\\nX='a b'\nY=\"", 3),
+    ],
+)
+def test_a_quote_that_is_never_closed(text: str, line: int) -> None:
+    with pytest.raises(InputError, match=rf"job\.sh: line {line}: the quote . is never closed"):
+        read_script(text, where="job.sh")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +142,8 @@ def test_words(text: str, found: list[str]) -> None:
         ("[ $N = 4 ] && [ $NAME = qwen ]", False),
         ("[ $N = 5 -o $NAME = llama-8b ]", True),
         ("[ -f /etc/passwd ]", False),  # no file is looked at: cannot be told
+        ("((N > 3))", True),
+        ("(( N % 4 ))", False),
         ("grep -q llama file", False),
     ],
 )
@@ -115,6 +188,7 @@ def test_what_has_no_value_is_told() -> None:
         ("$(cat tp)", "what a command prints"),
         ("${LIST[3]}", "${LIST[3]} is no plain variable"),
         ("$((TP * 2))", "TP*2 is worked out of what the file does not set"),
+        ("$((1 / 0))", "1/0 divides by zero"),
     ],
 )
 def test_what_has_no_value_is_told_with_the_reason(value: str, why: str) -> None:
@@ -150,7 +224,9 @@ def test_variables_that_unfold_without_end() -> None:
 
 @given(st.text(alphabet="aA=\"'`$(){}[]\\ \n;#&|<>*+-/%0:@", max_size=120))
 def test_any_text_is_read(text: str) -> None:
-    script = read_script(text)
+    script = read_script(text, surely=False)
+    with suppress(InputError):  # of a quote that is never closed
+        assert read_script(text).commands == script.commands
     assert all(isinstance(word, str) for line in script.commands for word in line)
 
 
@@ -180,7 +256,18 @@ def test_arithmetic_is_that_of_shells(a: int, b: int, c: int) -> None:
     assert arithmetic("A/B + C*2 - (A % B)", values.get) == a // b + c * 2 - a % b
 
 
-@pytest.mark.parametrize("text", ["1/0", "A", "1 +", "(1", "2 ** 3", "a[0]", "1;2", "", "9" * 40, "(" * 3000, "1" + "+1" * 5000])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2**3**2", 512), ("-7/2", -3), ("-7%2", -1), ("7>3 ? 7 : 3", 7), ("1<<4|3", 19), ("!0", 1), ("~5", -6), ("1==1 && 2<1", 0)],
+)
+def test_operators_of_shells(text: str, value: int) -> None:
+    assert arithmetic(text, {}.get) == value
+
+
+NO_ARITHMETIC = ("1/0", "A", "1 +", "(1", "2 ** -1", "2 ** 99", "1 << 99", "1 ? 2", "a[0]", "1;2", "")
+
+
+@pytest.mark.parametrize("text", [*NO_ARITHMETIC, "9" * 40, "(" * 3000, "1" + "+1" * 5000])
 def test_what_is_no_arithmetic(text: str) -> None:
     assert arithmetic(text, {}.get) is None
 

@@ -9,6 +9,7 @@ import pytest
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.readers import read_text
+from paraplan.search_spaces.errors import InputError
 
 LINE = (
     "torchrun --nproc_per_node 8 --nnodes 1 x.py --num-layers 32 --hidden-size 8192 --num-attention-heads 64 --vocab-size 32000 "
@@ -30,10 +31,18 @@ TITAN = "torchrun x.py --parallelism.tensor_parallel_degree 2 {}"
         (f"{LINE} --packing", ["packs sequences (--packing)"]),
         (f"{LINE} --stage dpo", ["trains on preferences"]),
         (f"{LINE} --max-new-tokens 8", ["trains nothing"]),
+        (f"{LINE} --num-rollout 8 --use-dynamic-batch-size", ["trains on what it generates", "packs sequences"]),
+        (f"{LINE} --rollout-batch-size 8 --loss-type sft_loss", []),
+        (f"{LINE} --context-parallel-size 2 --context-parallel-algo adaptive_cp_algo", ["exchanges what CP splits"]),
         (f"{LINE} --tuner_type full --freeze_llm false --packing false --no-packing --stage sft --enable-ft-package", []),
         (f"{LINE} --multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536", []),
         (f"{OVERRIDES.format('peft')} peft.dim=16", ["trains adapters (--recipe llama31_8b_peft_config)"]),
         (f"{OVERRIDES.format('sft')} peft.dim=16", ["trains adapters (peft.dim=16)"]),
+        (f"{OVERRIDES.format('sft')} peft=lora", ["trains adapters (peft=lora)"]),
+        (f"{OVERRIDES.format('sft')} --peft_scheme lora", ["trains adapters"]),
+        ("peft:\n  dim: 16\nmodel:\n  tensor_model_parallel_size: 2\n", ["trains adapters (peft.dim=16)"]),
+        ("peft: lora\nmodel:\n  tensor_model_parallel_size: 2\n", ["trains adapters (peft=lora)"]),
+        ("peft: null\nmodel:\n  tensor_model_parallel_size: 2\n", []),
         (f"{OVERRIDES.format('sft')} dataset.enable_offline_packing=true", ["packs sequences"]),
         (f"{OVERRIDES.format('sft')} model.freeze_language_model=True", ["keeps parameters frozen"]),
         (f"{OVERRIDES.format('pretrain')} peft=null model.freeze_language_model=false", []),
@@ -72,3 +81,43 @@ def test_the_exit_status_is_by_what_was_judged(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "run.sh").write_text(f"{LINE} --lora-r 8")
     assert main(["check", str(tmp_path / "run.sh"), "--cluster", "hgx-h100", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["unmodelled"] == ["trains adapters (--lora-r 8)"]
+
+
+SLIME = (
+    "ray job submit -- python3 train.py --actor-num-nodes 2 --actor-num-gpus-per-node 8 --num-layers 48 --hidden-size 2048 "
+    "--num-attention-heads 32 --num-experts 128 --tensor-model-parallel-size 4 --expert-model-parallel-size {} "
+    "--expert-tensor-parallel-size 1 --disable-bias-linear --pipeline-model-parallel-size 2 --sequence-parallel "
+    "--optimizer-cpu-offload --use-precision-aware-optimizer "
+    "--num-rollout 3000 --global-batch-size 256 --max-tokens-per-gpu 9216"
+)
+
+
+def test_the_layout_of_a_job_with_rollouts_is_judged() -> None:
+    """slime turns on the distributed optimizer, which offload needs, and bf16; EP 16 on PP 2 needs 32 of its 16 devices."""
+    found = check(read_text(SLIME.format(8), "run.sh"), cluster="hgx-h100", best=False)
+    assert found.legal and found.devices == 16 and found.given["optimizer_sharding"] == "zero1"
+    assert any("slime sets them itself" in each for each in found.assumptions)
+    assert found.fit is None and any("trains on what it generates in between" in each for each in found.unpriced)
+    broken = check(read_text(SLIME.format(16), "run.sh"), cluster="hgx-h100", best=False)
+    assert {each.rule for each in broken.broken} == {"C002"} and {"ep": 8} in broken.nearest_columns
+
+
+def test_what_only_training_needs_is_not_asked_of_a_server() -> None:
+    """SP beside TP and experts is asked of a step that trains."""
+    line = f"{LINE} --num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear"
+    trained, served = (check(read_text(f"{line}{more}", "run.sh"), best=False) for more in ("", " --max-new-tokens 8"))
+    assert "C081" in {each.rule for each in trained.broken} and not served.broken
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python tools/checkpoint/convert.py --model-type GPT --loader llama_mistral --saver core --target-tensor-parallel-size 4",
+        "python convert_ckpt_v2.py --load-model-type hf --save-model-type mg --num-layers-per-virtual-pipeline-stage 2",
+        "python examples/convert_ckpt_x_mcore2hf.py --num-layers 64 --num-layers-per-virtual-pipeline-stage 2 --noop-layers 63",
+        "torchrun --nproc_per_node 8 hf2mcore_x.py --num-layers 32 --tensor-model-parallel-size 4",
+    ],
+)
+def test_a_checkpoint_that_is_converted_is_no_training(command: str) -> None:
+    with pytest.raises(InputError, match=r"run\.sh: converts a checkpoint \(.*\) and trains nothing"):
+        read_text(command, "run.sh")
