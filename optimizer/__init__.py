@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from .checking.checked import Checked
     from .checking.checker import check
     from .comparing import compare
+    from .evaluation import evaluate
     from .expert_loads import ExpertLoads, read_loads
     from .expert_placement import ExpertPlacement, place_experts
-    from .planner import evaluate, plan
+    from .planner import plan
     from .result import (
         Certificate,
         FrontCertificate,
@@ -73,7 +74,7 @@ _HOME = {
     "check": ".checking.checker",
     "Checked": ".checking.checked",
     "plan": ".planner",
-    "evaluate": ".planner",
+    "evaluate": ".evaluation",
     "compare": ".comparing",
     "compare_layouts": ".waterfall",
     "size": ".sizing",

@@ -20,6 +20,10 @@ UNITS = {STEP_TIME: "s", "memory": "GiB", "devices": "", "cost": "device-hours",
 """Every aim: seconds of a step, peak of the fullest device, devices used, what a step costs, what crosses supernodes per device,
 and seconds of a step over the share of time that failures leave for training.
 """
+MEANT = {STEP_TIME: "step time", "memory": "peak memory", "traffic": "traffic", GOODPUT: "effective step"}
+"""What the figure of an aim is of, where its name does not say it."""
+BEST = {GOODPUT: "most goodput", "devices": "fewest devices"}
+"""What is said of a layout that is the best in an aim, where that is not "least" and its name."""
 FEWER_DEVICES = ("devices", "cost")
 """Aims for which jobs on fewer devices are looked at."""
 PER_SECOND = (STEP_TIME, "cost", GOODPUT)
@@ -66,6 +70,16 @@ class Aims:
         """What no layout on so many devices has less of: expected time over training time."""
         return 1.0 if self.failures is None else self.failures.stretch(np.asarray(devices, dtype=np.float64))
 
+    def least(self, step_time_s: Sequence[float], devices: Sequence[int]) -> float | None:
+        """What no layout has less of in the first aim, where that follows from the step time: of jobs on so many devices none of
+        whose layouts is faster than these seconds. None for other aims.
+        """
+        if self.names[0] not in PER_SECOND:
+            return None
+        seconds, counts = np.array(step_time_s), np.array(devices)
+        none = np.zeros(len(seconds))
+        return float(self.figures(seconds, none, counts, none, self.least_stretch(counts))[:, 0].min())
+
     def unit(self, name: str) -> str:
         """What the figures of an aim are counted in."""
         return "price" if name == "cost" and self.device_hour_price is not None else UNITS[name]
@@ -102,6 +116,11 @@ def _rounded(figures: Floats) -> Floats:
     size = np.where(figures > 0, figures, 1.0)
     unit = 10.0 ** (np.floor(np.log10(size)) - SIGNIFICANT + 1)
     return np.asarray(np.round(figures / unit) * unit)
+
+
+def best_in(name: str) -> str:
+    """«least memory», «most goodput»."""
+    return BEST.get(name, f"least {name}")
 
 
 def parse_aims(text: str, device_hour_price: float | None = None) -> Aims:

@@ -11,7 +11,7 @@ import codecs
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -20,6 +20,7 @@ import typer
 from ..search_spaces.errors import Infeasible, InputError
 from .commands import COMMANDS, GROUPS
 from .commands.answers import BAD_INPUT, DEFECT, DONE, NO_LAYOUT, PIPE_CLOSED, Answer, sentences
+from .interrupts import came, hold
 from .streams import INTERRUPTED, drop_output, flushed, interrupted, plain_form, say
 
 USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -35,10 +36,10 @@ app = typer.Typer(
 )
 
 
-def run(arguments: Sequence[str] | None, interrupt_seen: Callable[[], bool]) -> int:
+def run(arguments: Sequence[str] | None) -> int:
     """Runs the command and returns its exit status; whatever goes wrong is one sentence, never a traceback.
 
-    `interrupt_seen` says whether the user interrupted: what would else be a defect is then that.
+    What would else be a defect is an interrupt where the user did interrupt. An answer that is there is shown whole.
     """
     if sys.stdout is None:  # closed by the caller; a file that is opened now would take its place
         say("standard output is closed: there is nowhere to write the result; send it to a file or to /dev/null")
@@ -53,9 +54,12 @@ def run(arguments: Sequence[str] | None, interrupt_seen: Callable[[], bool]) -> 
         )
         if not isinstance(answer, Answer):  # --help and --version have printed; an interrupt comes back as its status
             return interrupted() if answer == INTERRUPTED else flushed(int(answer or DONE))
+        hold()
         for note in answer.notes:
             say(note)
         answer.show()
+        if came() and answer.status == DONE:
+            say("interrupted: what is told is what was found by then")
         return flushed(answer.status)
     except BrokenPipeError:
         drop_output()
@@ -76,7 +80,7 @@ def run(arguments: Sequence[str] | None, interrupt_seen: Callable[[], bool]) -> 
             say(sentence)
         return NO_LAYOUT
     except Exception as error:
-        if interrupt_seen():  # an extension module that an interrupt broke off while it loaded
+        if came():  # an extension module that an interrupt broke off while it loaded
             return interrupted()
         if os.environ.get("PARAPLAN_TRACEBACK"):
             raise

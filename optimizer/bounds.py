@@ -19,8 +19,8 @@ from ..cost_models.loads import Cuts
 from ..cost_models.memory import static_rates
 from ..cost_models.pipeline import admissible_s, bound_s, in_flight
 from ..cost_models.rows import Rows
-from ..cost_models.schedules import DUALPIPE, PAIRED, SPLIT
-from ..cost_models.split_passes import by_replay, stage_loads
+from ..cost_models.schedules import DUALPIPE, INTERLEAVED, PAIRED, SPLIT
+from ..cost_models.split_passes import busiest_s, by_replay, slowed_in_pairs
 from ..cost_models.states import States
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.choices import FRAME, PRICED_CP_TYPES
@@ -80,19 +80,26 @@ def _fullest_s(rows: Rows, whole: Bools) -> Floats:
 
 
 def _paired_s(schedule: str, rows: Rows) -> Floats:
-    """Seconds of a micro-batch's exchanges of tokens that pairs of passes can hide, (n,)."""
+    """Seconds that pairs of passes can save of a micro-batch by hiding its exchanges of tokens, (n,)."""
     found = np.zeros(len(rows))
     for name in (*rows.pieces.names, "embedding", "head") if schedule in PAIRED else ():
         piece, count = rows.pieces.pieces[name], rows.pieces.counts[name]
         found += count * (piece.forward_s[EP] + piece.backward_s[EP] + piece.recompute_s[EP])[rows.factor]
-    return found
+    return (1.0 - slowed_in_pairs(rows.problem)) * found
 
 
 def _least_held(schedule: str, pp: int, vpp: int, num_microbatches: Ints) -> Floats:
-    """Micro-batches that stages keep in flight at their peak, at least, (n, pp): of split passes one of one chunk."""
+    """Micro-batches that stages keep in flight at their peak, at least, (n, pp): of split passes one of one chunk.
+
+    Interleaved stages keep fewest of their last chunk, in which a stage may hold all its layers: pp at the first backward, or as
+    many as have come by then.
+    """
+    m, stage = num_microbatches[:, None], np.arange(pp)[None, :]
     if schedule in SPLIT:
         return np.full((len(num_microbatches), pp), 0.5 if schedule == DUALPIPE else 1.0 / vpp)
-    return in_flight(schedule, pp, vpp, num_microbatches[:, None], np.arange(pp)[None, :]) / vpp
+    if schedule == INTERLEAVED:
+        return np.asarray(np.minimum(np.minimum(m, pp), 2 * (pp - 1 - stage) + 1), dtype=np.float64)
+    return np.asarray(in_flight(schedule, pp, vpp, m, stage) / vpp)
 
 
 def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
@@ -105,11 +112,9 @@ def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
             some = members[begin : begin + ROWS_PER_BLOCK]
             part = rows.take(some)
             (pp, vpp, schedule), m = part.shape, part.column("num_microbatches")
-            if by_replay(part):  # the stage that does most, where no pair hides any of it
+            if by_replay(part):
                 family = cut_family(model, part)
-                held = [stage_loads(part, part.chunks(family[:, way])) for way in range(family.shape[1])]
-                busy = np.min([(each.forward_s + each.backward_s).max(axis=1) for each in held], axis=0)
-                bound[some] = m * busy * (schedule not in PAIRED)
+                bound[some] = np.min([busiest_s(part, family[:, way]) for way in range(family.shape[1])], axis=0)
                 continue
             ruled, counted = cut_rules(model, part)
             load = part.chunks(ruled)

@@ -14,7 +14,7 @@ from ..search_spaces.degraded import slowed
 from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Problem
 from .endurance import saved_of
-from .planner import price_layout, switched
+from .evaluation import price_layout, switched
 from .result import Plan, PricedLayout
 from .supernode_result import CheckpointTraffic
 

@@ -15,17 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from ..cost_models.schedules import PAIRED, WHOLE, stage_chunks, stage_share
 from ..cost_models.timeline import Floats, Ints
 from ..search_spaces.cutting import Cutting
-from ..search_spaces.layout import Bools
-from .critical_paths import Path, longest_paths
+from .critical_paths import Path, Pipeline, Weights, longest_paths
 from .solving import deterministic_solver, keep_legal
 
-RESOLUTION = 1 << 40
-"""Units of time of a step; coefficients are rounded down to them, so that the bound stays below what is true."""
+RESOLUTION = 1 << 36
+"""Units of time of a step; coefficients are rounded down to them, so that the bound stays below what is true. Finer ones than
+these, a ten-millionth in all, now and then keep CP-SAT busy for seconds before its first node.
+"""
 BYTES = 1 << 16
 """Unit of memory; what stages hold is rounded up to it."""
-SECONDS = ("forward_s", "backward_s", "reduced_s", "gradients_s", "stepped_s", "parameters_s")
+PASSES = ("forward_s", "backward_s", "weight_s", "sent_s", "returned_s", "early_s")
+STATES = ("reduced_s", "gradients_s", "stepped_s", "parameters_s")
 """What chunks take: per pass, and per step for their states."""
 TOLD = 3
 """Stages of a partition whose longest paths are told to CP-SAT."""
@@ -49,7 +52,9 @@ class Blocks:
     `forward_s` (kinds,) or (kinds, choices) and `backward_s` (kinds, choices) seconds per micro-batch, `state_bytes` (kinds,) and
     `saved_bytes` (kinds, choices) per micro-batch in flight. Per step, (kinds,): gradients are exchanged for `reduced_s`, and for
     `gradients_s` as far as passes do not hide it; then states are stepped for `stepped_s` and weights gathered for `parameters_s`
-    likewise.
+    likewise. Where a schedule is replayed: of a backward `weight_s` are weight gradients, `returned_s` (kinds, choices) messages
+    that a pair can hide, as `sent_s` of a forward, and `early_s` (kinds, choices) recompute that waits for no gradient;
+    `kept_bytes` are kept for weight gradients that follow apart.
     """
 
     forward_s: Floats
@@ -60,32 +65,43 @@ class Blocks:
     gradients_s: Floats
     stepped_s: Floats
     parameters_s: Floats
+    weight_s: Floats | None = None
+    sent_s: Floats | None = None
+    returned_s: Floats | None = None
+    early_s: Floats | None = None
+    kept_bytes: Floats | None = None
+
+    def of(self, name: str) -> Floats | None:
+        """Seconds or bytes by their name, (kinds, choices) or (kinds, 1)."""
+        found = getattr(self, name)
+        return None if found is None else np.reshape(found, (len(self.state_bytes), -1))
 
 
 @dataclass(frozen=True, eq=False)
 class Chunking:
     """One pipeline whose `order` of blocks, a kind each, is to be cut; `ends` are what the first and the last chunk hold besides.
 
-    `in_flight` (pp,) micro-batches that stages keep at their peak, `fixed_bytes` (pp,) what they hold whatever their blocks,
-    `limit_bytes` what they may; `cutting` says where cuts are legal.
+    `held_at` are of every stage the micro-batches that it keeps of each of its chunks at the moments when it may be at its fullest,
+    (moments, chunks of a stage), or as many columns more of what it keeps of each for weight gradients; `fixed_bytes` (pp,) what
+    stages hold whatever their blocks, `limit_bytes` what they may; `cutting` says where cuts are legal.
     Messages can hide behind the `free` shares of forward and backward passes. Which layers are under which choice is open; with a
     `depth` the first `depth` blocks of every chunk are under the second choice, the others under the first; where they are redone
     from the first on (`leading`), each chunk has a depth of its own.
     """
 
-    schedule: str
+    pipeline: Pipeline
     cutting: Cutting
-    num_microbatches: int
     p2p_s: float
     order: tuple[int, ...]
     blocks: Blocks
     ends: Blocks
-    in_flight: Floats
+    held_at: tuple[Ints, ...]
     fixed_bytes: Floats
     limit_bytes: float
     depth: int | None = None
     leading: bool = False
     free: tuple[float, float] = (1.0, 1.0)
+    apart: bool = True  # whether what hides traffic is told by chunk, not by stage
 
     @property
     def pp(self) -> int:
@@ -98,6 +114,19 @@ class Chunking:
     @property
     def chunks(self) -> int:
         return self.cutting.chunks
+
+    @cached_property
+    def place(self) -> Ints:
+        """Chunks that every stage holds, (chunks of a stage, pp)."""
+        return stage_chunks(self.pipeline.schedule, self.pp, self.vpp)
+
+    def shared(self, count: Ints) -> Floats:
+        """Passes of a mean micro-batch, of which each goes through a share of the chunks that are counted, (chunks,)."""
+        return np.asarray(stage_share(self.pipeline.schedule) * count, dtype=np.float64)
+
+    def own(self, stage: int) -> Ints:
+        """Which chunks a stage holds, (chunks,)."""
+        return np.bincount(self.place[:, stage], minlength=self.chunks)
 
     @cached_property
     def running(self) -> Ints:
@@ -130,9 +159,6 @@ class Chunks:
         return self.bound_s >= self.step_s * (1.0 - 2.0 * EQUAL)
 
 
-Weights = dict[str, Floats | Ints]
-
-
 @dataclass(frozen=True, eq=False)
 class Below:
     """Seconds that a step takes at least, as weights (chunks,) of what chunks take, and edges crossed: of its first part, up to the
@@ -163,7 +189,7 @@ def best_chunks(chunking: Chunking, starts: Sequence[Ints] = (), below_s: float 
     best, bound_s, rounds = _Best(step_s=below_s), 0.0, 0
     for start in starts:
         master.learn(_consider(chunking, start, best))
-    passes = 2 * chunking.chunks * chunking.num_microbatches * chunking.pp
+    passes = 2 * chunking.chunks * chunking.pipeline.num_microbatches * chunking.pp
     lean_after = 0 if passes <= LEANT_PASSES else 2
     while bound_s < best.step_s * (1.0 - EQUAL) and master.seconds < seconds and rounds < ROUNDS:
         if starts and rounds == lean_after:
@@ -221,23 +247,28 @@ def _moved(cutting: Cutting, cuts: Ints) -> Ints:
 
 
 def chunk_seconds(chunking: Chunking, counts: Ints) -> dict[str, Floats]:
-    """What every chunk takes, (chunks,) for each of SECONDS."""
-    found = {}
-    for name in SECONDS:
-        each, ends = getattr(chunking.blocks, name), getattr(chunking.ends, name)
-        found[name] = np.einsum("kr,krc->c", each, counts) if each.ndim == 2 else np.einsum("k,krc->c", each, counts)
-        found[name][[0, -1]] += ends[:, 0] if ends.ndim == 2 else ends
+    """What every chunk takes, (chunks,) for each of PASSES and STATES that there is."""
+    found = {name: _chunk_sums(chunking, name, counts) for name in (*PASSES, *STATES)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _chunk_sums(chunking: Chunking, name: str, counts: Ints) -> Floats | None:
+    """Seconds or bytes of every chunk, (chunks,), with what the ends hold besides."""
+    each, ends = chunking.blocks.of(name), chunking.ends.of(name)
+    if each is None or ends is None:
+        return None
+    found = np.asarray((each[:, :, None] * counts).sum(axis=(0, 1)))
+    found[[0, -1]] += ends[:, 0]
     return found
 
 
 def stage_bytes(chunking: Chunking, counts: Ints) -> Floats:
     """Bytes that every stage holds at its peak, (pp,)."""
-    blocks, ends, pp = chunking.blocks, chunking.ends, chunking.pp
-    states = np.einsum("k,krc->c", blocks.state_bytes, counts).reshape(-1, pp).sum(axis=0)
-    saved = np.einsum("kr,krc->c", blocks.saved_bytes, counts).reshape(-1, pp).sum(axis=0)
-    states[[0, -1]] += ends.state_bytes
-    saved[[0, -1]] += ends.saved_bytes[:, 0]
-    return np.asarray(chunking.fixed_bytes + states + saved * chunking.in_flight)
+    columns = [_chunk_sums(chunking, name, counts) for name in ("state_bytes", "saved_bytes", "kept_bytes")]
+    states, *working = (np.zeros((0, chunking.pp)) if each is None else each[chunking.place] for each in columns)
+    active = np.concatenate(working).T
+    most = [(held @ mine[: held.shape[1]]).max() for held, mine in zip(chunking.held_at, active, strict=True)]
+    return np.asarray(chunking.fixed_bytes + states.sum(axis=0) + most)
 
 
 def step_seconds(chunking: Chunking, counts: Ints) -> float:
@@ -253,9 +284,7 @@ def _timed(chunking: Chunking, counts: Ints) -> tuple[list[tuple[float, Below]],
     forward passes before it likewise; what waits in line for the same links is late together.
     """
     taken, pp = chunk_seconds(chunking, counts), chunking.pp
-    paths = longest_paths(
-        chunking.schedule, pp, chunking.vpp, chunking.num_microbatches, taken["forward_s"], taken["backward_s"], chunking.p2p_s
-    )
+    paths = longest_paths(chunking.pipeline, taken, chunking.p2p_s)
     done = [max(_reduced(chunking, path, taken), key=lambda each: each[0]) for path in paths]
     after = [max(_gathered(chunking, stage, taken), key=lambda each: each[0]) for stage in range(pp)]
     return sorted(done, key=lambda each: -each[0]), sorted(after, key=lambda each: -each[0])
@@ -264,47 +293,53 @@ def _timed(chunking: Chunking, counts: Ints) -> tuple[list[tuple[float, Below]],
 def _leaning(chunking: Chunking, taken: dict[str, Floats]) -> Iterator[Below]:
     """The longest path if one stage were slower than it is, for every stage: what would be wrong with giving it more."""
     for stage in range(chunking.pp):
-        forward, backward = taken["forward_s"].copy(), taken["backward_s"].copy()
-        forward[stage :: chunking.pp] *= LEANING
-        backward[stage :: chunking.pp] *= LEANING
-        path = longest_paths(
-            chunking.schedule, chunking.pp, chunking.vpp, chunking.num_microbatches, forward, backward, chunking.p2p_s, stages=(0,)
-        )[0]
-        yield Below({"forward_s": path.forwards, "backward_s": path.backwards}, path.edges)
+        slower = np.where(chunking.own(stage) > 0, LEANING, 1.0)
+        leant = {name: each * slower if name in PASSES else each for name, each in taken.items()}
+        path = longest_paths(chunking.pipeline, leant, chunking.p2p_s, stages=(0,))[0]
+        yield Below(path.weights, path.edges)
 
 
 def _reduced(chunking: Chunking, path: Path, taken: dict[str, Floats]) -> Iterator[tuple[float, Below]]:
     """A stage's end with its gradients, by the chunk whose exchange is the first not to be hidden (none of them first)."""
-    own = _only(chunking, np.arange(chunking.chunks) % chunking.pp == path.stage)
-    passes: Weights = {"forward_s": path.forwards, "backward_s": path.backwards, "reduced_s": own}
+    passes: Weights = {**path.weights, "reduced_s": chunking.own(path.stage)}
     yield _told(Below(passes, path.edges), taken, chunking.p2p_s)
     for waiting, hiding in _windows(chunking, path.stage):
-        late: Weights = {**passes, "gradients_s": waiting, "backward_s": path.backwards - chunking.free[1] * hiding}
+        hidden = np.asarray(chunking.free[1] * hiding, dtype=np.float64)
+        late: Weights = {**passes, "gradients_s": waiting, "backward_s": np.asarray(passes["backward_s"] - hidden)}
         yield _told(Below(late, path.edges), taken, chunking.p2p_s)
 
 
 def _gathered(chunking: Chunking, stage: int, taken: dict[str, Floats]) -> Iterator[tuple[float, Below]]:
     """What follows on a stage, by the chunk whose weights are the last to be late (none of them first)."""
-    chunk = np.arange(chunking.chunks)
-    stepped: Weights = {"stepped_s": _only(chunking, chunk % chunking.pp == stage)}
+    stepped: Weights = {"stepped_s": chunking.own(stage)}
     yield _told(Below(stepped, after=True), taken, chunking.p2p_s)
     for waiting, hiding in _windows(chunking, stage):
-        hidden = np.asarray(chunking.free[0] * (hiding + _only(chunking, chunk < stage)), dtype=np.float64)
+        hidden = np.asarray(chunking.free[0] * (hiding + _lead(chunking, stage)), dtype=np.float64)
         late: Weights = {**stepped, "parameters_s": waiting, "forward_s": -hidden}
         yield _told(Below(late, after=True), taken, chunking.p2p_s)
 
 
-def _windows(chunking: Chunking, stage: int) -> Iterator[tuple[Ints, Ints]]:
-    """For every chunk of a stage: the chunks whose traffic waits in line with it, and passes of each that hide it."""
-    row, here = np.divmod(np.arange(chunking.chunks), chunking.pp)
+def _lead(chunking: Chunking, stage: int) -> Floats | Ints:
+    """Forward passes of each chunk before a stage's first, (chunks,)."""
+    if chunking.apart:
+        return np.asarray(np.arange(chunking.chunks) < stage, dtype=np.int64)
+    before = np.bincount(chunking.place[:, :stage].ravel(), minlength=chunking.chunks)
+    return chunking.shared(before)
+
+
+def _windows(chunking: Chunking, stage: int) -> Iterator[tuple[Floats | Ints, Floats | Ints]]:
+    """For every chunk of a stage: the chunks whose traffic waits in line with it, and passes of each that hide it.
+
+    Of chunks that are not told apart all passes of a mean micro-batch hide all traffic.
+    """
+    own = chunking.own(stage)
+    if not chunking.apart:
+        yield own, chunking.shared(own)
+        return
+    row = np.arange(chunking.chunks) // chunking.pp
     for last in range(chunking.vpp):
-        own = here == stage
-        hiding = chunking.pp * _only(chunking, own & (row < last)) + _only(chunking, own & (row == last))
-        yield _only(chunking, own & (row <= last)), hiding
-
-
-def _only(chunking: Chunking, which: Bools) -> Ints:
-    return np.asarray(which, dtype=np.int64).reshape(chunking.chunks)
+        hiding = chunking.pp * (row < last) + (row == last)
+        yield own * (row <= last), np.asarray(own * hiding, dtype=np.int64)
 
 
 def _told(below: Below, taken: dict[str, Floats], p2p_s: float) -> tuple[float, Below]:
@@ -405,42 +440,55 @@ class _Master:
     def _whole_s(self) -> float:
         """All chunks on one device, step after step: no step is longer."""
         of, counts = self._of, self._of.running[:, -1]
-        work = counts @ of.blocks.forward_s.reshape(len(counts), -1).max(axis=1) + counts @ of.blocks.backward_s.max(axis=1)
-        states = sum(float(counts @ getattr(of.blocks, name) + getattr(of.ends, name).sum()) for name in SECONDS[2:])
-        return float(of.num_microbatches * (work + of.ends.forward_s.sum() + of.ends.backward_s.sum())) + states
+
+        def most(name: str) -> float:
+            each, ends = of.blocks.of(name), of.ends.of(name)
+            return 0.0 if each is None or ends is None else float(counts @ each.max(axis=1) + ends.sum())
+
+        work = sum(most(name) for name in ("forward_s", "backward_s", "sent_s", "returned_s"))
+        crossings = 2.0 * of.chunks * of.p2p_s
+        return of.pipeline.num_microbatches * (work + crossings) + sum(most(name) for name in STATES)
 
     def _limit_memory(self) -> None:
         of, model = self._of, self._model
         for stage in range(of.pp):
-            held = float(of.in_flight[stage])
-            fixed = float(of.fixed_bytes[stage])
-            for end, here in ((0, stage == 0), (1, stage == of.pp - 1)):
-                fixed += here * (of.ends.state_bytes[end] + of.ends.saved_bytes[end, 0] * held)
-            each = np.ceil((of.blocks.state_bytes[:, None] + of.blocks.saved_bytes * held) / BYTES).astype(np.int64)
-            terms = [
-                int(each[k, r]) * variable
-                for k, by_choice in enumerate(self._counts)
-                for r, by_chunk in enumerate(by_choice)
-                for variable in by_chunk[stage :: of.pp]
-            ]
-            model.add(sum(terms) <= int(np.floor((of.limit_bytes - fixed) / BYTES)))
+            states, own = of.own(stage), of.place[:, stage]
+            for held in of.held_at[stage]:
+                counted = np.concatenate([held, np.zeros(2 * len(own) - len(held))]).reshape(2, -1)
+                saved, kept = (np.bincount(own, weights=each, minlength=of.chunks) for each in counted)
+                each, fixed = np.zeros((*of.blocks.backward_s.shape, of.chunks)), float(of.fixed_bytes[stage])
+                for name, weight in (("state_bytes", states), ("saved_bytes", saved), ("kept_bytes", kept)):
+                    blocks, ends = of.blocks.of(name), of.ends.of(name)
+                    if blocks is not None and ends is not None:
+                        each += blocks[:, :, None] * weight
+                        fixed += float(ends[:, 0] @ weight[[0, -1]])
+                units = np.ceil(each / BYTES).astype(np.int64)
+                terms = [int(units[k, r, c]) * self._counts[k][r][c] for k, r, c in np.argwhere(units).tolist()]
+                model.add(sum(terms) <= int(np.floor((of.limit_bytes - fixed) / BYTES)))
 
     def _alone(self, stage: int) -> Below:
-        """Through the stages before, all of the stage's own passes, and back."""
+        """Through the stages before, all of the stage's own passes, and back; of replayed ones its own, whose pairs hide what they
+        can.
+        """
         of = self._of
-        passes = np.zeros(of.chunks, dtype=np.int64)
-        passes[:stage] = 1
-        passes[stage :: of.pp] = of.num_microbatches
-        return Below({"forward_s": passes, "backward_s": np.where(np.arange(of.chunks) < stage, 0, passes)}, stage)
+        own = of.shared(of.pipeline.num_microbatches * of.own(stage))
+        if of.pipeline.schedule not in WHOLE or not of.apart:
+            weights: Weights = {"forward_s": own, "backward_s": own}
+            hides = (1.0 - of.pipeline.slowed) * own
+            hidden: Weights = {"sent_s": -hides, "returned_s": -hides} if of.pipeline.schedule in PAIRED else {}
+            return Below(weights | hidden)
+        before = np.asarray(np.arange(of.chunks) < stage, dtype=np.int64)
+        return Below({"forward_s": before + own, "backward_s": before + own}, 2 * stage)
 
     def _linear(self, below: Below) -> tuple[float, Floats]:
         """A bound as a constant and seconds per block (kinds, choices, chunks)."""
         of = self._of
         fixed, coefficients = below.edges * of.p2p_s, np.zeros((*of.blocks.backward_s.shape, of.chunks))
         for name, weight in below.weights.items():
-            each, ends = getattr(of.blocks, name), getattr(of.ends, name)
-            coefficients += (each if each.ndim == 2 else each[:, None])[:, :, None] * weight
-            fixed += float((ends[:, 0] if ends.ndim == 2 else ends) @ weight[[0, -1]])
+            each, ends = of.blocks.of(name), of.ends.of(name)
+            if each is not None and ends is not None:
+                coefficients += each[:, :, None] * weight
+                fixed += float(ends[:, 0] @ weight[[0, -1]])
         return fixed, coefficients
 
     def _hint(self, best: _Best) -> None:

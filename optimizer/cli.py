@@ -7,49 +7,37 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
+from .interrupts import came, noted, take_over
 from .streams import interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status; whatever goes wrong is one sentence, never a traceback."""
-    with _interrupts() as seen:
+    with noted():
         try:
             from .application import run
 
-            return run(arguments, seen.is_set)
+            return run(arguments)
         except KeyboardInterrupt:
             return interrupted()
         except Exception:
-            if seen.is_set():  # an import that an interrupt broke off raises what it likes
+            if came():  # an import that an interrupt broke off raises what it likes
                 return interrupted()
             raise
 
 
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Notes that SIGINT came, beside raising KeyboardInterrupt: extension modules turn that into errors of their own.
-
-    A handler that somebody else has set, or an ignored signal, stays.
-    """
-    seen = threading.Event()
-    own = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def note(number: int, frame: object) -> None:
-        seen.set()
-        raise KeyboardInterrupt
-
-    if own:
-        signal.signal(signal.SIGINT, note)
+def command() -> None:
+    """The process of a command: once it has its status, an interrupt no longer matters."""
     try:
-        yield seen
-    finally:
-        if own:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        take_over()
+        status = main()
+    except KeyboardInterrupt:  # before main was in a place to say so
+        status = interrupted()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -1,11 +1,11 @@
-"""Clusters side by side: the best plan of one model on each, what its tokens cost, and from which size one overtakes another."""
+"""Clusters side by side: the best plan of one model on each, what its tokens cost, and where one is cheaper than another."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, groupby, pairwise
 from pathlib import Path
 
 from ..cost_models.checkpoint import Failures
@@ -19,6 +19,7 @@ from ..search_spaces.scaling import scaled
 from .endurance import goodput_of
 from .leftover import as_allocated
 from .planner import plan
+from .reports import wording
 from .result import PricedLayout, Result
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -55,9 +56,16 @@ class Row(Result):
     sides: tuple[Side, ...]
 
 
+class Reach(Result):
+    """Parameters from `least` to `most`; without the one, all that is smaller, without the other, all that is larger."""
+
+    least: float | None = None
+    most: float | None = None
+
+
 class Overtake(Result):
     """Two clusters over the sizes: tokens per device of `second` over those of `first`, which is also the price of its device-hour
-    over the first's at which they cost the same; `sizes` are those from which on `second` is the cheaper one, and `by_ratio` has
+    over the first's at which they cost the same; `cheaper` are the sizes at which `second` is the cheaper one, and `by_ratio` has
     them for other ratios of the prices, over the range in which they decide.
     """
 
@@ -66,8 +74,8 @@ class Overtake(Result):
     premium: tuple[float | None, ...]
     price_ratio: float
     priced: bool  # else both device-hours are taken to cost the same
-    sizes: tuple[float, ...] = ()
-    by_ratio: tuple[tuple[float, tuple[float, ...]], ...] = ()
+    cheaper: tuple[Reach, ...] = ()
+    by_ratio: tuple[tuple[float, tuple[Reach, ...]], ...] = ()
     verdict: str
 
 
@@ -129,7 +137,7 @@ def compare(
     sizes: Sequence[float] = (),
     progress: Progress | None = None,
 ) -> Compared:
-    """The best plan on every cluster, at the model's own size or at each of `sizes`; the first cluster is what others overtake."""
+    """The best plan on every cluster, at the model's own size or at each of `sizes`, there each two clusters compared."""
     models = [scaled(model, size) for size in sorted(sizes)] if sizes else [model]
     total, rows = len(models) * len(field.clusters), list[Row]()
     for number, spec in enumerate(models):
@@ -139,44 +147,69 @@ def compare(
                 progress(cluster.name, (number * len(field.clusters) + place) / total)
             sides.append(_side(spec, cluster, devices, global_batch, seq_len, precision, field.prices.get(cluster.name)))
         rows.append(Row(parameters=spec.parameters(), active_parameters=spec.active_parameters(), sides=tuple(sides)))
-    overtakes = [overtake(rows, 0, place, field.prices) for place in range(1, len(field.clusters))] if len(rows) > 1 else []
+    pairs = combinations(range(len(field.clusters)), 2) if len(rows) > 1 else ()
     return Compared(
         model=model.name,
         global_batch=global_batch,
         seq_len=seq_len,
         precision=precision,
         rows=tuple(rows),
-        overtakes=tuple(overtakes),
+        overtakes=tuple(overtake(rows, first, second, field.prices) for first, second in pairs),
         assumptions=_assumptions(field),
     )
 
 
 def overtake(rows: Sequence[Row], first: int, second: int, prices: Mapping[str, float]) -> Overtake:
-    """From which sizes on the second cluster's tokens are cheaper: between two sizes by straight lines over the logarithm."""
+    """At which sizes the second cluster's tokens are cheaper: between two sizes by straight lines over the logarithm."""
     names = [rows[0].sides[place].cluster for place in (first, second)]
     priced = all(name in prices for name in names)
     ratio = prices[names[1]] / prices[names[0]] if priced else 1.0
     premium = [_premium(row.sides[first], row.sides[second]) for row in rows]
-    crossings = _crossings(rows, premium, ratio)
+    cheaper = _cheaper(rows, premium, ratio)
     return Overtake(
         first=names[0],
         second=names[1],
         premium=tuple(premium),
         price_ratio=ratio,
         priced=priced,
-        sizes=tuple(crossings),
-        by_ratio=tuple((each, tuple(_crossings(rows, premium, each))) for each in _ratios(premium)),
-        verdict=_verdict(names, [each for each in premium if each is not None], ratio, crossings),
+        cheaper=cheaper,
+        by_ratio=tuple((each, _cheaper(rows, premium, each)) for each in _ratios(premium)),
+        verdict=_verdict(names, [each for each in premium if each is not None], ratio, cheaper),
     )
 
 
-def _crossings(rows: Sequence[Row], premium: Sequence[float | None], ratio: float) -> list[float]:
-    """Parameters at which the premium rises through a ratio of prices."""
-    return [
-        math.exp(math.log(a.parameters) + (ratio - p) / (q - p) * (math.log(b.parameters) - math.log(a.parameters)))
-        for (a, p), (b, q) in pairwise(zip(rows, premium, strict=True))
-        if p is not None and q is not None and p < ratio <= q
-    ]
+def in_words(cheaper: Sequence[Reach]) -> str:
+    """The sizes at which the second cluster is the cheaper one: up to 21B and from 76B on."""
+    return " and ".join(map(_reach_in_words, cheaper)) or "at no size"
+
+
+def _reach_in_words(reach: Reach) -> str:
+    least, most = (None if end is None else wording.large(end) for end in (reach.least, reach.most))
+    if least is None or most is None:
+        return f"from {least} on" if least else f"up to {most}" if most else "at every size"
+    return f"at {least}" if least == most else f"from {least} to {most}"
+
+
+def _cheaper(rows: Sequence[Row], premium: Sequence[float | None], ratio: float) -> tuple[Reach, ...]:
+    """Sizes at which the premium is no less than a ratio of prices; none beside a size at which a cluster has no plan."""
+    known = groupby(zip(rows, premium, strict=True), key=lambda at: at[1] is not None)
+    runs = [[(row.parameters, p) for row, p in run if p is not None] for there, run in known if there]
+    return tuple(reach for run in runs for reach in _reaches(run, ratio, rows[0].parameters, rows[-1].parameters))
+
+
+def _reaches(run: Sequence[tuple[int, float]], ratio: float, smallest: int, largest: int) -> list[Reach]:
+    """The reaches of neighbouring sizes that all have a premium; open where they go up to the smallest or largest size."""
+    turns = [_turn(*a, *b, ratio) for a, b in pairwise(run) if (a[1] >= ratio) != (b[1] >= ratio)]
+    (first, premium), (last, final) = run[0], run[-1]
+    ends: list[float | None] = [None if first == smallest else first] if premium >= ratio else []
+    ends += turns
+    ends += [None if last == largest else last] if final >= ratio else []
+    return [Reach(least=least, most=most) for least, most in zip(ends[::2], ends[1::2], strict=True)]
+
+
+def _turn(small: int, p: float, large: int, q: float, ratio: float) -> float:
+    """Parameters at which a premium passes through a ratio of prices."""
+    return math.exp(math.log(small) + (ratio - p) / (q - p) * (math.log(large) - math.log(small)))
 
 
 def _ratios(premium: Sequence[float | None]) -> list[float]:
@@ -187,18 +220,13 @@ def _ratios(premium: Sequence[float | None]) -> list[float]:
     return sorted({round(min(known) + share * (max(known) - min(known)), 2) for share in RATIOS})
 
 
-def _verdict(names: Sequence[str], premium: Sequence[float], ratio: float, crossings: Sequence[float]) -> str:
+def _verdict(names: Sequence[str], premium: Sequence[float], ratio: float, cheaper: Sequence[Reach]) -> str:
     where = "a device-hour of both costing the same" if ratio == 1.0 else f"its device-hour costing {ratio:.2f} times as much"
     if not premium:
         return f"{names[1]} and {names[0]} have no size at which both have a plan"
-    if crossings:
-        from_on = " and ".join(f"{size / 1e9:,.3g}B" for size in crossings)
-        return f"{names[1]} becomes the cheaper one at {from_on} parameters, {where}"
-    if min(premium) >= ratio:
-        return f"{names[1]} is the cheaper one at every size, {where}"
-    if max(premium) < ratio:
+    if not cheaper:
         return f"{names[1]} is at no size the cheaper one, {where}; at best it may cost {max(premium):.2f} times as much"
-    return f"{names[1]} is the cheaper one at the smaller sizes only, {where}"
+    return f"{names[1]} is the cheaper one {in_words(cheaper)}, {where}"
 
 
 def _premium(first: Side, second: Side) -> float | None:
@@ -239,6 +267,12 @@ def _assumptions(field: Field) -> tuple[str, ...]:
     missing = [cluster.name for cluster in field.clusters if cluster.name not in field.prices]
     said += [f"no price of {', '.join(missing)}: --price {missing[0]}=…, or a YAML of such pairs"] if missing else []
     said.append("energy is that of the devices at their rated power; hosts, network and cooling come on top")
+    unrated = {cluster.name: cluster.accelerator.name for cluster in field.clusters if cluster.accelerator.power_w is None}
+    if unrated:
+        devices = ", ".join(dict.fromkeys(unrated.values()))
+        said.append(
+            f"no energy of {', '.join(unrated)}: no rated power of {devices} is known; power_w in a copy of its YAML gives it"
+        )
     for cluster in field.clusters:
         rates = cluster.failures
         known = [rate for rate in (rates.device_per_year, rates.server_per_year, rates.supernode_per_year) if rate is not None]

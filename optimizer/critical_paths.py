@@ -1,104 +1,182 @@
 """Longest paths through the passes of a pipeline schedule, as numbers of passes: what a step would be with other durations too.
 
 Every path through a schedule's passes takes its seconds whatever the chunks hold, so the longest path of one partition is a lower
-bound for all of them, linear in what their chunks hold, and the price itself for the partition that it was read off.
+bound for all of them, linear in what their chunks hold, and the price itself for the partition that it was read off. A pair of
+passes takes the longest of several sums (`Work.of_pair`): on a path it stands for the one that is longest here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ..cost_models.schedules import BACKWARD, GPIPE, INTERLEAVED, Bools, Floats, Ints, build_schedule
+from ..cost_models.schedules import (
+    BACKWARD,
+    DUALPIPE,
+    DUALPIPEV,
+    FORWARD,
+    INPUT,
+    INTERLEAVED,
+    KINDS,
+    NONE,
+    ONE_F_ONE_B,
+    WEIGHT,
+    ZB_H1,
+    ZB_V,
+    Bools,
+    Floats,
+    Ints,
+    Schedule,
+    group_size,
+    usual_schedule,
+)
 
 REPLAYED = 16
 """Times pp micro-batches that are replayed; more of them lengthen a path by what its slowest stage does for each."""
+Terms = tuple[tuple[str, int, float], ...]
+"""A duration as a sum: what of which chunk, how often."""
+ALONE = {
+    FORWARD: (("forward_s", 1),),
+    BACKWARD: (("backward_s", 1),),
+    INPUT: (("backward_s", 1), ("weight_s", -1)),
+    WEIGHT: (("weight_s", 1),),
+}
+TURN = {ONE_F_ONE_B: 2, ZB_H1: 3, ZB_V: 6, DUALPIPE: 2, DUALPIPEV: 2}
+"""Events of a stage, pairs as one, after which its steady state begins anew with one more micro-batch, DualPipe's with two."""
+Weights = dict[str, Floats | Ints]
+Taken = Mapping[str, Floats]
+"""Seconds of every chunk, (chunks,), by their names in `Work`; exchanges as `sent_s` of forwards and `returned_s` of backwards."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A schedule as a stack runs it (`usual_schedule`)."""
+
+    schedule: str
+    pp: int
+    vpp: int
+    num_microbatches: int
+    split_backward: bool = True
+    group: int = 0
+    slowed: float = 0.0  # of the compute beside a pair's messages, as in `Work`
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Events of a stage and micro-batches after which its steady state begins anew; 0 where it has none of whole turns."""
+        if self.schedule == INTERLEAVED:
+            size = group_size(self.schedule, self.pp, self.num_microbatches, self.group) or self.pp
+            return (2 * self.vpp * size, size) if size in (self.pp, self.group) else (0, 0)
+        return TURN.get(self.schedule, 0), int(self.schedule in TURN) + (self.schedule == DUALPIPE)
+
+    @property
+    def spare(self) -> int:
+        """Turns of the steady state that are not replayed."""
+        size = self.turn[1]
+        return max(0, self.num_microbatches - REPLAYED * self.pp) // size if size else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """A path from the step's begin to the end of a stage's last backward: passes of each chunk (pp·vpp,), and edges crossed."""
+    """A path from the step's begin to the end of a stage's last pass: how often what each chunk takes is on it, (chunks,) by name,
+    and edges crossed.
+    """
 
     stage: int
-    forwards: Ints
-    backwards: Ints
+    weights: Weights
     edges: int
 
-    def seconds(self, forward_s: Floats, backward_s: Floats, p2p_s: float) -> float:
-        """What it takes when chunks take `forward_s` and `backward_s` (pp·vpp,) a pass and an edge `p2p_s`."""
-        return float(self.forwards @ forward_s + self.backwards @ backward_s + self.edges * p2p_s)
+    def seconds(self, taken: Taken, p2p_s: float) -> float:
+        """What it takes when chunks take so long and an edge `p2p_s`."""
+        return float(sum(weight @ taken[name] for name, weight in self.weights.items()) + self.edges * p2p_s)
 
 
 @dataclass(frozen=True, eq=False)
 class _Events:
-    """Passes of a schedule, each after those it waits for; `before` on the same stage and `source` on another, −1 for none."""
+    """Passes of a schedule, two that run together as one, each after those it waits for.
+
+    (events,): stage, the number of its duration, the event `before` on the same stage, and (events, 2) `sources` of what it takes,
+    −1 for none, and whether they cross an edge. Durations are of a kind and a chunk, then of a pair of chunks (`pairs`).
+    """
 
     stage: Ints
-    kind: Ints
-    chunk: Ints
+    duration: Ints
     before: Ints
-    source: Ints
-    steady: Bools  # the pass and the one before it are an alternating pair
+    sources: Ints
+    crossing: Bools
+    waits: Ints  # the chunk of a backward alone, whose recompute may come before its messages, or −1
+    steady: Bools  # a turn more fits between the event before and this one
+    turns: tuple[Ints, ...]  # durations of one turn of every stage
+    pairs: tuple[tuple[int, int], ...]
     last: list[int]  # of every stage
 
     @cached_property
-    def crossing(self) -> Bools:
-        """Whether what a pass takes from its source crosses an edge."""
-        return np.asarray((self.source >= 0) & (self.chunk[self.source] != self.chunk))
-
-    @cached_property
-    def replayed(self) -> list[tuple[int, int, int, int, bool]]:
-        """What a replay reads: kind, chunk, before, source, and whether it crosses an edge."""
-        columns = (self.kind, self.chunk, self.before, self.source, self.crossing)
+    def replayed(self) -> list[tuple[int, int, int, int, bool, int, bool]]:
+        """What a replay reads: duration, the chunk that may redo ahead, before, and each source with whether it crosses an edge."""
+        (first, second), (far, farther) = self.sources.T, self.crossing.T
+        columns = (self.duration, self.waits, self.before, first, far, second, farther)
         return list(zip(*(each.tolist() for each in columns), strict=True))
 
 
-def longest_paths(
-    schedule: str,
-    pp: int,
-    vpp: int,
-    num_microbatches: int,
-    forward_s: Floats,
-    backward_s: Floats,
-    p2p_s: float,
-    stages: Sequence[int] | None = None,
-) -> list[Path]:
-    """The longest path to the end of the last backward of every stage, or of `stages`, in their order; the first stage's is the
-    whole pipeline's.
+def longest_paths(pipeline: Pipeline, taken: Taken, p2p_s: float, stages: Sequence[int] | None = None) -> list[Path]:
+    """The longest path to the end of the last pass of every stage, or of `stages`, in their order.
 
     Beyond REPLAYED·pp micro-batches a path is the replayed one with more of its slowest stage: it exists, and so is a lower bound.
     """
-    group = pp if schedule == INTERLEAVED else 1
-    spare = 0 if schedule == GPIPE else max(0, (num_microbatches - REPLAYED * pp) // group)
-    events = _events(schedule, pp, vpp, num_microbatches - spare * group)
-    come_from = _replay(events, forward_s.tolist(), backward_s.tolist(), p2p_s)
-    work = (forward_s + backward_s).reshape(vpp, pp).sum(axis=0)
-    ends = [(stage, events.last[stage]) for stage in (range(pp) if stages is None else stages)]
+    spare, size = pipeline.spare, pipeline.turn[1]
+    events = _events(pipeline, pipeline.num_microbatches - spare * size)
+    sums = _sums(events, taken, pipeline.slowed)
+    seconds = [sum(times * float(taken[name][chunk]) for name, chunk, times in terms) for terms in sums]
+    come_from = _replay(events, seconds, taken["early_s"].tolist() if "early_s" in taken else None, p2p_s)
+    ends = [(stage, events.last[stage]) for stage in (range(pipeline.pp) if stages is None else stages)]
     traced = _traced(come_from, [last for _, last in ends])
-    return [_counted(events, stage, path, work, pp * vpp, spare * group) for (stage, _), path in zip(ends, traced, strict=True)]
+    turn_s = np.array([sum(seconds[one] for one in turn.tolist()) for turn in events.turns]) if spare else np.zeros(pipeline.pp)
+    told = _Told(events, sums, turn_s, spare, len(taken["forward_s"]), "early_s" in taken)
+    return [told.path(stage, way) for (stage, _), way in zip(ends, traced, strict=True)]
 
 
-def _replay(events: _Events, forward_s: list[float], backward_s: list[float], p2p_s: float) -> list[int]:
-    """The pass that each waits for longest."""
-    duration = (forward_s, backward_s)
+def _sums(events: _Events, taken: Taken, slowed: float) -> list[Terms]:
+    """What every duration is the sum of; of a pair the longest of the sums that it is at least (`Work.of_pair`)."""
+    chunks = len(taken["forward_s"])
+    alone: list[Terms] = [
+        tuple((name, chunk, times) for name, times in ALONE[kind] if name in taken) for kind in KINDS for chunk in range(chunks)
+    ]
+    for forward, backward in events.pairs:
+        both: Terms = (("forward_s", forward, 1), ("backward_s", backward, 1))
+        ways: list[Terms] = [both]
+        if "sent_s" in taken:
+            messages: Terms = (("sent_s", forward, 1), ("returned_s", backward, 1))
+            hidden: Terms = tuple((name, chunk, slowed - 1.0) for name, chunk, _ in messages)
+            ways = [both + hidden, messages, both[:1], both[1:]]
+        alone.append(max(ways, key=lambda terms: sum(times * float(taken[name][chunk]) for name, chunk, times in terms)))
+    return alone
+
+
+def _replay(events: _Events, seconds: list[float], early_s: list[float] | None, p2p_s: float) -> list[int]:
+    """The event that each waits for longest."""
     end = [0.0] * (len(events.stage) + 1)  # the last entry, which −1 reads, is the step's begin
     come_from = []
-    for e, (kind, chunk, before, source, crosses) in enumerate(events.replayed):
+    for e, (duration, waits, before, first, far, second, farther) in enumerate(events.replayed):
         begin, where = end[before], before
-        if source >= 0:
-            arrived = end[source] + p2p_s if crosses else end[source]
+        ahead = early_s[waits] if early_s is not None and waits >= 0 else 0.0
+        begin += ahead
+        if first >= 0:
+            arrived = end[first] + p2p_s if far else end[first]
             if arrived > begin:
-                begin, where = arrived, source
-        end[e] = begin + duration[kind][chunk]
+                begin, where = arrived, first
+        if second >= 0:
+            arrived = end[second] + p2p_s if farther else end[second]
+            if arrived > begin:
+                begin, where = arrived, second
+        end[e] = begin + seconds[duration] - ahead
         come_from.append(where)
     return come_from
 
 
 def _traced(come_from: list[int], ends: list[int]) -> Iterator[Ints]:
-    """The passes on the way back from each of some; where it meets an earlier one it goes on like that."""
+    """The events on the way back from each of some; where it meets an earlier one it goes on like that."""
     met: dict[int, tuple[int, int]] = {}
     found: list[Ints] = []
     for e in ends:
@@ -115,33 +193,94 @@ def _traced(come_from: list[int], ends: list[int]) -> Iterator[Ints]:
         yield path
 
 
-def _counted(events: _Events, stage: int, path: Ints, work: Floats, chunks: int, spare: int) -> Path:
-    """The path of some passes, last first, `spare` micro-batches longer where its slowest stage alternates."""
-    counts = np.bincount(events.kind[path] * chunks + events.chunk[path], minlength=2 * chunks).reshape(2, chunks)
-    came = np.append(path[1:], -1)
-    steady = events.stage[path[(came >= 0) & (came == events.before[path]) & events.steady[path]]]
-    if len(steady):
-        counts[:, steady[work[steady].argmax()] :: len(work)] += spare
-    return Path(stage, counts[0], counts[1], int((events.crossing[path] & (came == events.source[path])).sum()))
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """Tells ways through events as paths: `sums` of every duration, seconds of every stage's turn, and turns that were `spare`d."""
+
+    events: _Events
+    sums: list[Terms]
+    turn_s: Floats
+    spare: int
+    chunks: int
+    ahead: bool
+
+    def path(self, stage: int, way: Ints) -> Path:
+        """The path of some events, last first, longer by the spared turns of its slowest stage that has a steady state on it."""
+        events, came = self.events, np.append(way[1:], -1)
+        times = np.bincount(events.duration[way], minlength=len(self.sums))
+        along = (came >= 0) & (came == events.before[way])
+        steady = events.stage[way[along & events.steady[way]]]
+        if self.spare and len(steady):
+            slowest = steady[self.turn_s[steady].argmax()]
+            times = times + self.spare * np.bincount(events.turns[slowest], minlength=len(self.sums))
+        weights: Weights = {}
+        for duration in np.flatnonzero(times).tolist():
+            for name, chunk, each in self.sums[duration]:
+                weights.setdefault(name, np.zeros(self.chunks))[chunk] += each * times[duration]
+        waited = (came[:, None] == events.sources[way]) & (came >= 0)[:, None] & ~along[:, None]
+        if self.ahead:
+            redone = events.waits[way][waited.any(axis=1)]
+            weights["early_s"] = -np.bincount(redone[redone >= 0], minlength=self.chunks)
+        return Path(stage, weights, int((waited & events.crossing[way]).any(axis=1).sum()))
 
 
 @lru_cache(maxsize=4)  # some MiB each; one layout's are asked for again and again
-def _events(schedule: str, pp: int, vpp: int, num_microbatches: int) -> _Events:
-    order = build_schedule(schedule, pp, vpp, num_microbatches)
-    stage, position = order.sequence
-    kind, chunk, taken, made = (each[stage, position] for each in (order.kind, order.chunk, *order.wires))
-    place = np.empty(order.kind.shape, dtype=np.int64)
-    place[stage, position] = np.arange(len(stage))
-    maker = np.empty(2 * order.chunks * num_microbatches, dtype=np.int64)
-    maker[made] = np.arange(len(stage))
-    turned = np.zeros(order.kind.shape, dtype=bool)
-    turned[:, 1:-1] = (order.kind[:, 1:-1] == BACKWARD) & (order.kind[:, :-2] != BACKWARD) & (order.kind[:, 2:] != BACKWARD)
+def _events(pipeline: Pipeline, num_microbatches: int) -> _Events:
+    order = usual_schedule(pipeline.schedule, pipeline.pp, pipeline.vpp, num_microbatches, pipeline.split_backward, pipeline.group)
+    at = order.sequence
+    kind, chunk, taken, made = (each[at] for each in (order.kind, order.chunk, *order.wires))
+    paired = order.paired[at]
+    event, first = np.cumsum(~paired) - 1, np.flatnonzero(~paired)
+    beside = np.append(paired[1:], False)[first]  # whether the next pass runs with it
+    stage = at[0][first]
+    maker = np.full(2 * order.chunks * num_microbatches + 1, NONE)
+    maker[made] = event  # −1 writes the last one, which no pass takes
+    maker[-1] = NONE
+    sources = np.stack([maker[taken[first]], np.where(beside, maker[np.append(taken, NONE)[first + 1]], NONE)], axis=1)
+    place = np.lexsort((first, stage))
+    before = np.full(len(first), NONE)
+    same = stage[place][1:] == stage[place][:-1]
+    before[place[1:][same]] = place[:-1][same]
+    duration, pairs = _durations(order, kind[first] * order.chunks + chunk[first], chunk, first, beside)
+    of_stage = [place[stage[place] == each] for each in range(pipeline.pp)]
+    steady, turns = _turns(pipeline.turn[0], duration, of_stage)
     return _Events(
         stage=stage,
-        kind=kind,
-        chunk=chunk,
-        before=np.where(position > 0, place[stage, position - 1], -1),
-        source=np.where(taken >= 0, maker[taken], -1),
-        steady=turned[stage, position],
-        last=place[:, -1].tolist(),
+        duration=duration,
+        before=before,
+        sources=sources,
+        crossing=(sources >= 0) & (stage[sources] != stage[:, None]),
+        waits=np.where(~beside & np.isin(kind[first], (BACKWARD, INPUT)), chunk[first], NONE),
+        steady=steady,
+        turns=turns,
+        pairs=pairs,
+        last=[int(events[-1]) for events in of_stage],
     )
+
+
+def _durations(order: Schedule, alone: Ints, chunk: Ints, first: Ints, beside: Bools) -> tuple[Ints, tuple[tuple[int, int], ...]]:
+    """The number of every event's duration, and the chunks of every pair."""
+    second = chunk[first[beside] + 1]
+    named, place = np.unique(chunk[first[beside]] * order.chunks + second, return_inverse=True)
+    duration = alone.copy()
+    duration[beside] = len(KINDS) * order.chunks + place
+    return duration, tuple((int(each) // order.chunks, int(each) % order.chunks) for each in named)
+
+
+def _turns(turn: int, duration: Ints, of_stage: list[Ints]) -> tuple[Bools, tuple[Ints, ...]]:
+    """Which events follow another in the steady state of their stage, and the durations of one turn of each.
+
+    A stage is in its steady state where it does a turn of events over again: one more can be put between any two of them.
+    """
+    steady, turns = np.zeros(len(duration), dtype=bool), []
+    for events in of_stage:
+        each = duration[events]
+        again = np.concatenate([[False], each[turn:] == each[: len(each) - turn], [False]]) if turn else np.zeros(2, dtype=bool)
+        begins, ends = np.flatnonzero(np.diff(again.astype(np.int8)) == 1), np.flatnonzero(np.diff(again.astype(np.int8)) == -1)
+        longest = int((ends - begins).argmax()) if len(begins) else 0
+        if not len(begins) or ends[longest] - begins[longest] < turn:
+            turns.append(np.zeros(0, dtype=np.int64))
+            continue
+        steady[events[begins[longest] + 1 : ends[longest] + turn]] = True
+        turns.append(each[begins[longest] : begins[longest] + turn])
+    return steady, tuple(turns)

@@ -11,6 +11,7 @@ from ..search_spaces.layout import Bools, Floats, Ints
 from .expert_copies import filled, fullest_load, rank_loads, split
 from .expert_model import Site
 from .expert_packing import pack
+from .expert_visits import visited, visited_between
 
 TOLERANCE = 1e-3
 """Share of the least load of the fullest rank that may be given up for fewer tokens across supernodes."""
@@ -28,14 +29,22 @@ def pairs_apart(pairs: Floats, slots: Ints, supernodes: Ints) -> float:
 
 
 def copies_across(loads: Floats, slots: Ints, site: Site, pairs: Floats | None = None) -> float:
-    """Share of a token's top_k copies that are sent to other supernodes, one to each. Tokens start evenly from all ranks."""
+    """Share of a token's top_k copies that are sent to other supernodes, one to each. Tokens start evenly from all ranks.
+
+    With `pairs` an estimate: what they leave open is taken to be as even as can be (`visited`).
+    """
     if len(site.spans) == 1:
         return 0.0
-    if pairs is None or not np.triu(pairs, 1).any():
-        visited = _visited(loads, slots, site)
-    else:
-        visited = _visited_by_pairs(loads, slots, site, pairs)
-    return float((visited * (1.0 - site.spans / site.ranks)).sum() / site.top_k)
+    found = _visited(loads, slots, site) if pairs is None or not pairs.any() else visited(*_means(loads, slots, site, pairs))
+    return _sent(found, slots, site)
+
+
+def across_between(loads: Floats, slots: Ints, site: Site, pairs: Floats) -> tuple[float, float]:
+    """The same at least and at most, of any tokens that have these loads and pairs."""
+    if len(site.spans) == 1 or not pairs.any():
+        return 0.0, 1.0
+    least, most = visited_between(*_means(loads, slots, site, pairs))
+    return _sent(least, slots, site), _sent(most, slots, site)
 
 
 def even_across(experts: int, site: Site) -> float:
@@ -86,19 +95,26 @@ def _visited(loads: Floats, slots: Ints, site: Site) -> Floats:
     return visited
 
 
-def _visited_by_pairs(loads: Floats, slots: Ints, site: Site, pairs: Floats) -> Floats:
-    """Chance that a token has an expert in a supernode, (S,), from how many of its K choices, m, and pairs of them fall there.
-
-    A token is taken to turn to the supernode with chance a and then to choose each time with chance b there: m = a·K·b, and
-    a·b² is the share of all pairs that lie inside. Choices by themselves are a = 1; a > 1 are such as avoid each other, where
-    a·(1 − (1 − b)ᴷ) goes on as m − (pairs inside) + … does.
-    """
+def _means(loads: Floats, slots: Ints, site: Site, pairs: Floats) -> tuple[Floats, Floats, int]:
+    """Choices of a token in every supernode and pairs of them, (S,) each, on the mean, and how many choices it has."""
     where, both = _shares(slots, site.supernodes, len(loads)), np.triu(pairs, 1)
-    share = loads @ where / loads.sum()
+    choices = loads @ where / loads.sum() * site.top_k
     inside = np.einsum("es,ef,fs->s", where, both, where) / both.sum()
-    b = np.clip(inside / np.maximum(share, 1e-300), 1e-6, 1.0)
-    visited: Floats = np.minimum(share / b * (1.0 - (1.0 - b) ** site.top_k), 1.0)
-    return visited
+    return choices, inside * site.top_k * (site.top_k - 1) / 2.0, site.top_k
+
+
+def _sent(found: Floats, slots: Ints, site: Site) -> float:
+    """Share of a token's copies that leave, of so many chances to visit a supernode, (S,).
+
+    A token comes to no more supernodes than hold the routing groups that are open to it.
+    """
+    homes = np.repeat(site.supernodes, len(slots) // site.ranks)
+    groups = slots * site.groups // (int(slots.max()) + 1)
+    held = np.zeros((site.groups, len(site.spans)), dtype=bool)
+    held[groups, homes] = True
+    opened = site.groups_topk * int(held.sum(axis=1).max())
+    found = found * min(1.0, opened / max(float(found.sum()), 1e-300))
+    return float((found * (1.0 - site.spans / site.ranks)).sum() / site.top_k)
 
 
 # --- exchanges between supernodes --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ..search_spaces.errors import InputError
 from ..search_spaces.layer_kinds import MoeMlp
 from ..search_spaces.layout import Floats, Ints, Layout, Problem
 from ..search_spaces.model import ModelSpec
-from .expert_crossing import TOLERANCE, copies_across, even_across, pairs_apart
+from .expert_crossing import TOLERANCE, across_between, copies_across, even_across, pairs_apart
 from .expert_loads import ExpertLoads
 from .expert_model import Site
 from .experts import (
@@ -44,7 +44,8 @@ class LayerPlacement(Result):
 
     `gap` is how far the placed one is above that bound, as a share. `ungrouped` is what longest processing time first and swaps
     reach where routing groups that are kept need not be. `across` and so on are the shares of a token's copies that cross
-    supernodes, `apart` and `today_apart` those of the pairs of experts that a token chose, where pairs were counted;
+    supernodes, estimated; where pairs were counted, `across_between` and so on are the least and the most that tokens with these
+    loads and pairs could have, and `apart` and `today_apart` the shares of the pairs of experts that a token chose;
     `worst_window` and `today_worst_window` the imbalance in the worst of several windows that were measured.
     """
 
@@ -61,6 +62,8 @@ class LayerPlacement(Result):
     today_across: float
     across: float
     ungrouped_across: float | None = None
+    across_between: tuple[float, float] | None = None
+    today_across_between: tuple[float, float] | None = None
     today_apart: float | None = None
     apart: float | None = None
     today_worst_window: float | None = None
@@ -211,6 +214,8 @@ def _layer(layer: int, windows: Floats, where: Site, pairs: Floats | None) -> tu
         today_across=copies_across(loads, today, where, pairs),
         across=copies_across(loads, found.slots, where, pairs),
         ungrouped_across=None if free is None else copies_across(loads, free, where, pairs),
+        across_between=None if pairs is None else across_between(loads, found.slots, where, pairs),
+        today_across_between=None if pairs is None else across_between(loads, today, where, pairs),
         today_apart=None if pairs is None else pairs_apart(pairs, today, where.supernodes),
         apart=None if pairs is None else pairs_apart(pairs, found.slots, where.supernodes),
         today_worst_window=worst[0] if len(windows) > 1 else None,
@@ -246,7 +251,10 @@ def _assumed(
     if pairs is None:
         yield "each choice of a token is taken to be independent in what crosses supernodes; --co-activation says which go together"
     else:
-        yield "what crosses supernodes is estimated from the pairs that a token chose: how many of all lie in a supernode"
+        yield (
+            "pairs do not settle what crosses supernodes: it is estimated for tokens that have these loads and pairs and are else "
+            "as even as can be, and bounded for any that have them"
+        )
     if moe.routing_groups > 1 and where.units == 1:
         spans = ", ".join(map(str, where.spans))
         yield (

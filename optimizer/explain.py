@@ -28,8 +28,9 @@ DETERMINISTIC_LIMIT = 30.0
 DEVICE_TRIES = 6
 """Device counts beyond the least that memory allows which are tried before giving up on suggesting one."""
 
-TRY_LIMIT_S = 10.0
-"""Longest search for a layout of a changed problem; a change that needs longer is not suggested."""
+TRY_WORK = 1 << 21
+"""Work of a search for a layout of a changed problem, in works that are bounded, some ten seconds; a change that needs more is not
+suggested."""
 
 WEIGHT_BYTES = 2.0
 """Bytes of a weight on a device, in every precision that is trained in."""
@@ -101,7 +102,7 @@ def searched(problem: Problem, profile: Profile) -> bool:
     """Whether a search of its own finds a layout of the problem that fits; none is looked for where the states alone do not."""
     if training_states(problem).state_bytes > problem.devices * usable_bytes(problem):
         return False
-    return Search(Space(problem), CostModel(problem, profile), top=1, time_limit_s=TRY_LIMIT_S).finds_any()
+    return Search(Space(problem), CostModel(problem, profile), top=1, work_limit=TRY_WORK).finds_any()
 
 
 def training_states(problem: Problem) -> States:

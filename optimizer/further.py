@@ -5,24 +5,28 @@ cost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from ..cost_models.profile import Profile
-from .aims import STEP_TIME, Aims, front_of, knee_place, least_place, representatives
+from .aims import STEP_TIME, Aims, best_in, front_of, knee_place, least_place, representatives
 from .deadline import NEVER, Deadline
 from .endurance import goodput_of
+from .evaluation import price_layout
 from .evolution import GENERATIONS, POPULATION, SAMPLED, evolved_front
 from .incumbent import Setting, searched
-from .pareto import EXACT_LAYOUTS, Archive, Job, Point, exact_front, jobs_of, price_layouts, refined
-from .planner import price_layout
+from .interrupts import stoppable
+from .pareto import EXACT_LAYOUTS, Archive, Job, Point, exact_front, figures_of, jobs_of, price_layouts, refined
+from .planner import beside
 from .result import FrontCertificate, FrontPoint, Plan, PricedLayout
 from .robust import robust
 from .sensitivity import sensitivity
+from .stages import EQUAL
 from .study import Refine, study
+from .ties import ties
 
 SHOWN = 16
 KNEE = "knee"
@@ -49,12 +53,11 @@ def answered(
     asked: Questions,
     progress: Progress | None = None,
     deadline: Deadline = NEVER,
-    interrupted: bool = False,
 ) -> Plan:
     """The plan with the answers to what else was asked; sensitivity, robustness and refinement are those of its step time.
 
-    Each question gets the time that the ones before it leave; after an interrupt none is taken up. What is not answered, or not
-    wholly, the plan says.
+    Each question gets the time that the ones before it leave, none after an interrupt. The plan says what is not answered, or not
+    wholly.
     """
     fastest, setting, unanswered = found, Setting(found.problem, profile, deadline), list[str]()
     questions = (
@@ -65,15 +68,13 @@ def answered(
     )
     for _, name, stage, answer in (question for question in questions if question[0]):
         left = "was not taken up"
-        if not interrupted and not deadline.passed:
-            try:
-                told = deadline.heard(None if progress is None else partial(progress, stage))
+        if not deadline.passed:
+            left = "was not answered"
+            with stoppable():
+                told = deadline.hearing(None if progress is None else partial(progress, stage))
                 found, left = answer(found, setting, fastest, asked, told)
-            except KeyboardInterrupt:
-                left = "was not answered"
-            interrupted = bool(left) and not deadline.passed
         if left:
-            why = "interrupted" if interrupted else f"the time limit of {deadline.limit_s:g} s had passed"
+            why = "interrupted" if deadline.interrupted else f"the time limit of {deadline.limit_s:g} s had passed"
             unanswered.append(f"{name} {left}: {why}")
     return found.model_copy(update={"unanswered": (*found.unanswered, *unanswered)}) if unanswered else found
 
@@ -114,19 +115,22 @@ def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Ca
     aims = aims.among_failures_of(setting.problem)
     counted = aims if len(aims.names) > 1 else replace(aims, names=(*aims.names, STEP_TIME))
     jobs = jobs_of(setting.problem, setting.profile, counted)
-    archive, exact, stopped = Archive(len(counted.names)), False, False
+    bounds_s, counts = [found.certificate.lower_bound_s], [setting.problem.devices]
+    archive = Archive(len(counted.names))
     price_layouts(archive, jobs, 0, counted, [one.layout for one in (found.plan, *found.alternatives)])
     legal = sum(job.space.listed for job in jobs)
     exact = legal <= EXACT_LAYOUTS
-    try:
+    with stoppable() as ended:  # the layouts that were priced stand
         for place, job in enumerate(jobs[1:], start=1):
             fastest = searched(replace(setting, problem=job.problem), 1).best
             if fastest:
                 price_layouts(archive, jobs, place, counted, [candidate.layout for candidate in fastest])
+                bounds_s.append(fastest[0].step_time_s)
+                counts.append(job.problem.devices)
         (exact_front if exact else evolved_front)(jobs, counted, archive, progress=progress)
-    except KeyboardInterrupt:  # the layouts that were priced stand
-        stopped = True
+    stopped = ended.stopped
     points, within = _shown(jobs, counted, archive)
+    least = None if stopped else counted.least(bounds_s, counts)
     certificate = FrontCertificate(
         method="exact" if exact else "nsga2",
         stopped=stopped,
@@ -137,9 +141,11 @@ def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Ca
         size=len(archive.points),
         within=within,
         seconds=time.monotonic() - begun,
+        lower_bound=least,
+        gap=None if least is None else max(0.0, float(_figures(points)[:, 0].min()) / least - 1.0),
     )
     soonest = found.plan
-    found = _led_by(found, jobs, counted, points, top)
+    found = _led_by(found, setting, jobs, counted, points, top)
     front = None if len(aims.names) == 1 else _front(jobs, counted, points)
     goodput = None if aims.failures is None else goodput_of(aims.failures, found.plan, soonest)
     return found.model_copy(update={"front": front, "front_certificate": certificate, "goodput": goodput})
@@ -156,30 +162,42 @@ def _shown(jobs: list[Job], aims: Aims, archive: Archive) -> tuple[list[Point], 
     return sorted(points, key=lambda point: point.figures[by]), within
 
 
-def _led_by(found: Plan, jobs: list[Job], aims: Aims, points: list[Point], top: int) -> Plan:
-    """The plan with the least of the first aim in front, followed by the points that give up least of it.
+def _led_by(found: Plan, setting: Setting, jobs: list[Job], aims: Aims, points: list[Point], top: int) -> Plan:
+    """The plan with the least of the first aim in front, followed by the points that give up least of it, or where there are none
+    by the fastest layouts; each with its figures, and which of them tie in that aim.
 
     Where that aim is the step time, what was searched and proved stands as it is. The certificate goes on speaking of step time.
     """
-    if aims.names[0] == STEP_TIME:
+    first = aims.names[0]
+    if first == STEP_TIME:
         return found
     best = points[least_place(_figures(points), 0, aims.names)]
+    job, certificate = jobs[best.job], found.certificate
+    winner = price_layout(job.model, best.layout, simulated=True)
+    (winner,) = _with_aims(job, aims, [winner])
     others = sorted((point for point in points if point is not best and point.job == best.job), key=lambda point: point.figures)
-    winner = price_layout(jobs[best.job].model, best.layout, simulated=True)
-    gap = winner.step_time_s / found.certificate.lower_bound_s - 1.0
-    alternatives = tuple(price_layout(jobs[best.job].model, one.layout, simulated=False) for one in others[: top - 1])
+    priced = [price_layout(job.model, one.layout, simulated=False) for one in others[: top - 1]]
     if not others and best.job == 0:  # the fastest layout is the least in both
-        alternatives = found.alternatives
-    certificate = found.certificate.model_copy(update={"gap": gap, "status": "feasible" if gap > 0 else found.certificate.status})
+        priced = list(found.alternatives)
+    alternatives = sorted(_with_aims(job, aims, priced), key=lambda one: (one.aims or {})[first])
+    gap = winner.step_time_s / certificate.lower_bound_s - 1.0
+    status = "feasible" if gap > EQUAL else certificate.status
     return found.model_copy(
         update={
-            "problem": jobs[best.job].problem,
+            "problem": job.problem,
             "plan": winner,
-            "certificate": certificate,
-            "alternatives": alternatives,
-            "ties": (),
+            "certificate": certificate.model_copy(update={"gap": gap, "status": status}),
+            "alternatives": tuple(beside(job.problem, winner, other) for other in alternatives),
+            "ties": ties(job.problem, setting.profile, winner, alternatives, first),
         }
     )
+
+
+def _with_aims(job: Job, aims: Aims, priced: Sequence[PricedLayout]) -> list[PricedLayout]:
+    """Layouts of a job with their figures of the aims."""
+    figures = figures_of(job, aims, [one.layout for one in priced]) if priced else ()
+    named = (dict(zip(aims.names, row.tolist(), strict=True)) for row in figures)
+    return [one.model_copy(update={"aims": own}) for one, own in zip(priced, named, strict=True)]
 
 
 def _front(jobs: list[Job], aims: Aims, points: list[Point]) -> tuple[FrontPoint, ...]:
@@ -187,13 +205,14 @@ def _front(jobs: list[Job], aims: Aims, points: list[Point]) -> tuple[FrontPoint
     figures = _figures(points)
     marks: list[list[str]] = [[] for _ in points]
     for aim, name in enumerate(aims.names):
-        marks[least_place(figures, aim, aims.names)].append(f"least {name}")
+        marks[least_place(figures, aim, aims.names)].append(best_in(name))
     marks[knee_place(figures)].append(KNEE)
     found = []
     for point, own in zip(points, marks, strict=True):
         priced = price_layout(jobs[point.job].model, point.layout, simulated=False)
         shape = {name: getattr(priced, name) for name in PricedLayout.model_fields}
-        found.append(FrontPoint(**shape, aims=dict(zip(aims.names, point.figures, strict=True)), marks=tuple(own)))
+        shape["aims"] = dict(zip(aims.names, point.figures, strict=True))
+        found.append(FrontPoint(**shape, marks=tuple(own)))
     return tuple(found)
 
 

@@ -29,7 +29,7 @@ def steps_at(
 
     InputError for an imbalance that none can be, or a model without experts.
     """
-    from .planner import switched, with_default_stages
+    from .evaluation import switched, with_default_stages
 
     if not problem.model.is_moe:
         raise InputError(f"experts: {problem.model.name} has no experts")

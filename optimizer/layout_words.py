@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..search_spaces.documents import did_you_mean
 from ..search_spaces.errors import InputError
-from ..search_spaces.flags import COLUMN_VALUES, refuse_unsupported
+from ..search_spaces.flags import COLUMN_VALUES, column_named, items
 from ..search_spaces.layout import RANK_ORDERS, Layout, Problem, Split, Stage
 from ..search_spaces.stack import Stack
 from ..search_spaces.vocabulary import V_SHAPED
@@ -17,11 +16,11 @@ STAGES = "stages"
 def parse_layout(text: str) -> dict[str, str]:
     """Column → value in its normal form, of "tp=8,pp=16,recompute=selective:mlp+moe". InputError names column and value."""
     given: dict[str, str] = {}
-    for part in (part.strip() for part in text.split(",") if part.strip()):
+    for part in items(text, "layout"):
         name, equals, value = part.partition("=")
         if not equals or not value.strip():
             raise InputError(f"layout: {part!r} is not NAME=VALUE, such as tp=8")
-        column = STAGES if name.strip().lower() == STAGES else _column(name)
+        column = STAGES if name.strip().lower() == STAGES else column_named(name, "layout", COLUMN_VALUES)
         if column in given:
             raise InputError(f"layout: {column} is given twice; a layout has one value of each")
         given[column] = value.strip() if column == STAGES else _value(column, value.strip())
@@ -112,15 +111,6 @@ def _choices(stack: Stack, vpp: int) -> dict[str, str]:
         "rank_order": (RANK_ORDERS[0], stack.rank_orders),
     }
     return {name: usual if usual in words else words[0] for name, (usual, words) in offered.items()}
-
-
-def _column(name: str) -> str:
-    column = name.strip().lower().replace("-", "_")
-    if column not in COLUMN_VALUES:
-        refuse_unsupported([column], "layout")
-        near = did_you_mean(column, list(COLUMN_VALUES)) or f": {', '.join(COLUMN_VALUES)}"
-        raise InputError(f"layout: {name.strip()!r} is not a column{near}")
-    return column
 
 
 def _value(column: str, value: str) -> str:

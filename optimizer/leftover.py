@@ -145,7 +145,11 @@ def chosen(
     found.sort(key=lambda each: np.inf if each[1].step_time_s is None else each[1].step_time_s)
     way, _, layout = found[0]
     whole = _whole(problem, profile, left, deadline, progress)
-    return Chosen(way, tuple(option for _, option, _ in found), whole, layout)
+    compared = tuple(option for _, option, _ in found)
+    if compared[0].layout is not None and left.unslowed is None:
+        most = max((way.problem for way in options), key=lambda asked: asked.devices)
+        compared += fuller(Setting(most, profile), compared, left.devices, deadline, progress)
+    return Chosen(way, compared, whole, layout)
 
 
 def with_left(plan: Plan, left: Left, options: Sequence[LeftOption], whole: LeftOption | None, place: SlowPlace | None) -> Plan:
@@ -172,7 +176,35 @@ def with_left(plan: Plan, left: Left, options: Sequence[LeftOption], whole: Left
     others = tuple(_over(other, left.devices) for other in plan.alternatives)
     space = f"{plan.certificate.space}; devices: {'; '.join(option.words for option in options)}"
     certificate = plan.certificate.model_copy(update={"space": space if left.open else plan.certificate.space})
-    return plan.model_copy(update={"plan": best, "alternatives": others, "devices_left": said, "certificate": certificate})
+    return plan.model_copy(
+        update={
+            "plan": best,
+            "alternatives": others,
+            "devices_left": said,
+            "certificate": certificate,
+            "assumptions": (*plan.assumptions, *_to_be_granted(left, options)),
+        }
+    )
+
+
+def _to_be_granted(left: Left, options: Sequence[LeftOption]) -> Iterator[str]:
+    """What a scheduler has to do for the plan's spread where filling one supernode after another does not give it."""
+
+    def supernodes(option: LeftOption) -> tuple[int, int]:
+        """How many it fills, and how many have as many devices as that."""
+        return -(-option.devices // option.per_supernode), sum(count >= option.per_supernode for count in left.free)
+
+    best = options[0]
+    needed, able = supernodes(best)
+    if not left.open or able >= needed:
+        return
+    filled = [option for option in options[1:] if option.step_time_s is not None and supernodes(option)[0] <= supernodes(option)[1]]
+    least = min(filled, key=lambda option: option.step_time_s or np.inf, default=None)
+    step = "" if least is None else f"; {least.words} takes {least.step_time_s:.3g} s a step"
+    yield (
+        f"the scheduler grants {best.per_supernode} devices in each of {needed} supernodes: filled one after another, {able} have "
+        f"that many{step}"
+    )
 
 
 def _over(priced: PricedLayout, devices: int) -> PricedLayout:
@@ -180,6 +212,25 @@ def _over(priced: PricedLayout, devices: int) -> PricedLayout:
     share = (priced.devices_used + priced.devices_idle) / devices
     scaled = {name: getattr(priced, name) * share for name in RATES}
     return priced.model_copy(update={**scaled, "devices_idle": devices - priced.devices_used})
+
+
+def fuller(
+    setting: Setting, options: Sequence[LeftOption], devices: int, deadline: Deadline, progress: Callable[[float], None] | None
+) -> tuple[LeftOption, ...]:
+    """The fastest layout that uses more devices than the first option's, if no option has one: what leaving them idle beats.
+
+    `devices` are all that the job has. None too where there was no time to look.
+    """
+    used, problem = options[0].devices_used or 0, setting.problem
+    if used >= problem.devices or any((option.devices_used or 0) > used for option in options):
+        return ()
+    forbidden = (*problem.workload.forbid, f"tp*cp*pp*dp <= {used}")
+    more = problem.model_copy(update={"workload": problem.workload.model_copy(update={"forbid": forbidden})})
+    found = faster(Setting(more, setting.profile), np.inf, deadline.share_s(2), progress)
+    if not found.best and not found.complete:
+        return ()
+    option = option_of(f"with more than {used:,} used", problem, devices, found.best)
+    return (option.model_copy(update={"least_used": used + 1}),)
 
 
 def _whole(

@@ -12,8 +12,9 @@ from ..search_spaces.groups import placed_alike
 from ..search_spaces.layout import FLAG_RANK_ORDERS, RANK_ORDERS, Layout, LayoutTable, Problem
 from ..search_spaces.rules import violations
 from ..search_spaces.stack import MEGATRON_CORE
-from .stages import EQUAL
 
+WORTH = 0.0005
+"""Share of the step that an order has to spare to be spoken of: less is 0.0 % of it."""
 OTHERS = f"{len(RANK_ORDERS) - len(FLAG_RANK_ORDERS)} other rank orders that only Megatron-Core's Python API takes"
 
 
@@ -37,14 +38,15 @@ def other_orders(problem: Problem, profile: Profile, layouts: Sequence[Layout]) 
         (step_s, place, order)
         for place, step in enumerate(steps)
         for order, step_s in step.items()
-        if order not in FLAG_RANK_ORDERS and step_s < own_s * (1.0 - EQUAL)
+        if order not in FLAG_RANK_ORDERS and step_s <= own_s * (1.0 - WORTH)
     )
     for step_s, place, order in better:
         if not violations(wide, layouts[place].model_copy(update={"rank_order": order})):
             whose = f"alternative {place}" if place else "the plan"
             gain = f"{order} makes {whose} {1.0 - step_s / own_s:.1%} faster than the plan is, {step_s:.4g} s"
             return f"of the {OTHERS}, {gain}: --rank-order all searches them"
-    return f"none of the {OTHERS} makes a layout reported here faster than the plan: --rank-order all searches them for others"
+    none = f"none of the {OTHERS} makes a layout reported here {WORTH:.2%} faster than the plan"
+    return f"{none}: --rank-order all searches them for others"
 
 
 def _steps_s(model: CostModel, layout: Layout) -> Iterator[tuple[str, float]]:

@@ -24,7 +24,7 @@ from ..search_spaces.enumeration import Space
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Problem, Split
 from .aims import PER_SECOND, Aims, beyond_supernode_gib, dominated_by, front_of
 from .bounds import least_after, row_bounds_bytes, row_bounds_s
-from .stages import balanced_cuts, best_partitions, default_cuts, partitioned_exactly, reachable
+from .stages import balanced_cuts, best_partitions, cut_family, default_cuts, partitioned_exactly, price_family, reachable
 
 EXACT_LAYOUTS = 250_000
 """Legal layouts up to which all are priced: so many take some 5 s on one core, and five times that where traffic is an aim; NSGA-II
@@ -98,15 +98,24 @@ class Archive:
 
 @dataclass(frozen=True)
 class _Pending:
-    """Rows of one shape priced from below: replayed at `cuts`, or without them still to be partitioned; `of` are their places among
-    the rows that they came with.
-    """
+    """Rows of one shape priced from below, still to be cut; `of` are their places among the rows that they came with."""
 
     job: int
     rows: Rows
     below: Floats
-    cuts: Cuts | None
     of: Ints
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Rows of one shape priced at the cuts that the search would start from or, where these take replays to find, `cuts` being
+    none, from below: figures (n, aims), peaks and which rows fit, (n,).
+    """
+
+    cuts: Cuts | None
+    figures: Floats
+    peak_bytes: Floats
+    fits: Bools
 
 
 def device_unit(cluster: ClusterSpec, devices: int) -> int:
@@ -161,13 +170,25 @@ def sampled_front(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims,
 
 def price_layouts(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims, layouts: Sequence[Layout]) -> None:
     """Takes in layouts of one job whose stages are given."""
-    table, job = LayoutTable.from_layouts(layouts), jobs[place]
+    job = jobs[place]
+    for _, rows, cuts in _told(job, layouts):
+        _add(archive, job, place, aims, rows, cuts)
+
+
+def figures_of(job: Job, aims: Aims, layouts: Sequence[Layout]) -> Floats:
+    """Figures of layouts of a job whose stages are given, (n, aims)."""
+    found = np.empty((len(layouts), len(aims.names)))
+    for members, rows, cuts in _told(job, layouts):
+        found[members] = _figures(job, aims, rows, cuts)
+    return found
+
+
+def _told(job: Job, layouts: Sequence[Layout]) -> Iterator[tuple[Ints, Rows, Cuts]]:
+    """Layouts whose stages are given, those of one shape together: their places, rows and cuts."""
+    table = LayoutTable.from_layouts(layouts)
     for members in same_shape(table):
         part = table.take(members)
-        cuts = np.array([table.splits[int(index)].cuts for index in part.split])
-        rows = job.model.rows(part)
-        figures = _figures(job, aims, rows, cuts)
-        archive.add(figures, _maker(job, place, rows, cuts, figures))
+        yield members, job.model.rows(part), np.array([table.splits[int(index)].cuts for index in part.split])
 
 
 def price_table(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims, table: LayoutTable) -> Floats:
@@ -181,12 +202,10 @@ def price_table(archive: Archive, jobs: Sequence[Job], place: int, aims: Aims, t
     whole = job.model.rows(table)
     for members in same_shape(table, depth=True):
         rows = whole.take(members)
-        cuts = _start_cuts(job.model, rows)
-        priced = job.model.price_cuts(rows, cuts, closed_form=True)
-        figures = _figures(job, aims, rows, cuts, priced.step_time_s, priced.peak_bytes)
-        over = 10.0 * np.maximum(priced.peak_bytes / job.model.usable_bytes, 1.0)
-        found[members] = np.where(priced.fits[:, None], figures, figures * over[:, None])
-        for group in _taken(archive, place, job, aims, rows, cuts, figures, priced.fits):
+        begun = _begun(job, aims, rows)
+        over = 10.0 * np.maximum(begun.peak_bytes / job.model.usable_bytes, 1.0)
+        found[members] = np.where(begun.fits[:, None], begun.figures, begun.figures * over[:, None])
+        for group in _taken(archive, place, job, aims, rows, begun):
             for some, known in _work_out(archive, job, aims, group):
                 found[members[group.of[some]]] = known
     return found
@@ -230,22 +249,38 @@ def _price(archive: Archive, place: int, job: Job, aims: Aims, table: LayoutTabl
     whole = whole.take(np.nonzero(hopeful)[0])
     for members in same_shape(whole.table) if len(whole) else ():
         rows = whole.take(members)
-        cuts = _start_cuts(model, rows)
-        priced = model.price_cuts(rows, cuts, closed_form=True)
-        figures = _figures(job, aims, rows, cuts, priced.step_time_s, priced.peak_bytes)
-        pending += _taken(archive, place, job, aims, rows, cuts, figures, priced.fits)
+        pending += _taken(archive, place, job, aims, rows, _begun(job, aims, rows))
     return pending
 
 
-def _taken(
-    archive: Archive, place: int, job: Job, aims: Aims, rows: Rows, cuts: Cuts, figures: Floats, fits: Bools
-) -> list[_Pending]:
+def _begun(job: Job, aims: Aims, rows: Rows) -> _Begun:
+    """Rows of one shape as the search would start with them."""
+    model = job.model
+    if int(rows.table.schedule[0]) == ONE_F_ONE_B:
+        exact = partitioned_exactly(job.problem, rows.table).all()
+        cuts = balanced_cuts(model, rows, int(rows.table.pp[0])) if exact else default_cuts(model, rows)
+        priced = model.price_cuts(rows, cuts, closed_form=True)
+        figures = _figures(job, aims, rows, cuts, priced.step_time_s, priced.peak_bytes)
+        return _Begun(cuts, figures, priced.peak_bytes, priced.fits)
+    family = cut_family(model, rows)
+    priced, shape = price_family(model, rows, family), family.shape[:2]
+    fits: Bools = np.reshape(priced.fits, shape)
+    counted = fits | ~fits.any(axis=1, keepdims=True)
+    step_s, peak_bytes = (
+        np.where(counted, each.reshape(shape), np.inf).min(axis=1) for each in (priced.step_time_s, priced.peak_bytes)
+    )
+    traffic = _traffic_gib(job, aims, rows, family[:, 0], again=False)
+    figures = aims.figures(step_s, peak_bytes, rows.table.devices, traffic, aims.least_stretch(rows.table.devices))
+    return _Begun(None, figures, peak_bytes, np.asarray(fits.any(axis=1)))
+
+
+def _taken(archive: Archive, place: int, job: Job, aims: Aims, rows: Rows, begun: _Begun) -> list[_Pending]:
     """Takes in the rows of one shape that their starting cuts price at once; the others that may still stay, from below."""
-    if int(rows.table.schedule[0]) != ONE_F_ONE_B:
+    cuts, figures, fits = begun.cuts, begun.figures, begun.fits
+    if cuts is None:
         below = figures * (1.0 - ROUNDING)
         some = np.nonzero(fits & archive.hopeful(below))[0]
-        pending = _Pending(place, rows.take(some), below[some], cuts[some], some)
-        return [pending] if len(some) else []
+        return [_Pending(place, rows.take(some), below[some], some)] if len(some) else []
     whole = np.nonzero(fits)[0]
     archive.add(figures[whole], _maker(job, place, rows.take(whole), cuts[whole], figures[whole]))
     misfits = np.nonzero(~fits & partitioned_exactly(job.problem, rows.table))[0]
@@ -254,7 +289,7 @@ def _taken(
     part = rows.take(misfits)
     below = _below(job, aims, part, cuts[misfits])
     some = np.nonzero(archive.hopeful(below))[0]
-    return [_Pending(place, part.take(some), below[some], None, misfits[some])] if len(some) else []
+    return [_Pending(place, part.take(some), below[some], misfits[some])] if len(some) else []
 
 
 def _work_out(archive: Archive, job: Job, aims: Aims, group: _Pending) -> Iterator[tuple[Ints, Floats]]:
@@ -266,8 +301,8 @@ def _work_out(archive: Archive, job: Job, aims: Aims, group: _Pending) -> Iterat
         if not len(some):
             return
         rows = group.rows.take(some)
-        if group.cuts is not None:
-            yield some, _add(archive, job, group.job, aims, rows, group.cuts[some])
+        if int(rows.table.schedule[0]) != ONE_F_ONE_B:
+            yield some, _add(archive, job, group.job, aims, rows, default_cuts(job.model, rows))
             continue
         limit_s = archive.limits_s(aims, group.below[some], rows.table.devices) * (1.0 + ROUNDING)
         limit_s -= job.problem.stack.step_overhead_s.value
@@ -285,13 +320,6 @@ def _add(archive: Archive, job: Job, place: int, aims: Aims, rows: Rows, cuts: C
     figures = _figures(job, aims, rows, cuts)
     archive.add(figures, _maker(job, place, rows, cuts, figures))
     return figures
-
-
-def _start_cuts(model: CostModel, rows: Rows) -> Cuts:
-    """The split that the search would start from, rows of one shape, (n, pp·vpp+1)."""
-    if partitioned_exactly(model.problem, rows.table).all():
-        return balanced_cuts(model, rows, int(rows.table.pp[0]))
-    return default_cuts(model, rows)
 
 
 def _figures(

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..cost_models.pieces import Piece
-from ..cost_models.pipeline import in_flight
+from ..cost_models.layers import ENDS
 from ..cost_models.rows import Rows
-from ..cost_models.schedules import WHOLE
-from ..cost_models.split_passes import by_replay
+from ..cost_models.schedules import MIRRORED, WHOLE, loss_stages
+from ..cost_models.split_passes import busiest_s, by_replay, held_moments, pass_figures, recomputes_ahead, slowed_in_pairs
 from ..cost_models.step import CostModel, Prices
 from ..search_spaces.choices import FRAME
 from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, NONE, Floats, Ints, Layout, LayoutTable, Problem, Recompute, Split
 from ..search_spaces.rules import violations
 from .bounds import least_after, row_bounds_s
 from .chunks import Blocks, Chunking, Chunks, best_chunks, walked
+from .critical_paths import Pipeline
 from .deadline import Deadline
 from .search import NEAR, Candidate, Found
 from .stages import EQUAL, cut_family, cutting_of, partitioned_exactly
@@ -55,14 +55,11 @@ class Recut:
 def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS, bounded: bool = True) -> Recut:
     """The layout with the best cuts that CP-SAT finds in `seconds` of its time, at least as good as its own, and a bound.
 
-    Where `redoes_by_chunk` holds, cuts and bound are over every chunk's depth of recompute too. Schedules that are replayed are cut
-    downhill, and bounded by the work of their mean stage. Unless `bounded` no time goes into the bound of others.
+    Where `redoes_by_chunk` holds, cuts and bound are over every chunk's depth of recompute too. Unless `bounded` no time goes into
+    the bound of those.
     """
     rows = model.rows(LayoutTable.from_layouts([layout]))
     least_s = float(row_bounds_s(model, rows, least_after(model, rows))[0])
-    if by_replay(rows):
-        step_s, moved = _downhill(model, rows, layout)
-        return Recut(moved, step_s, min(step_s, least_s), 0)
     if redoes_by_chunk(model.problem, layout):
         best, bound_s, rounds = _proved_by_chunk(model, layout, rows, seconds, bounded)
     else:
@@ -156,17 +153,18 @@ def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = 
     rows = model.rows(LayoutTable.from_layouts([candidate.layout for candidate in candidates]))
     least_s = row_bounds_s(model, rows, least_after(model, rows))
     by_frame = {_frame(candidate.layout): candidate for candidate in reversed(found.best)}
+    kept = len(by_frame)
     for place, candidate in enumerate(candidates):
         frame = _frame(candidate.layout)
         known = by_frame.get(frame)
-        kept_s = sorted(each.step_time_s for each in by_frame.values())[len(found.best) - 1]
+        kept_s = sorted(each.step_time_s for each in by_frame.values())[kept - 1]
         limit_s = kept_s if known is None else known.step_time_s
         if deadline.passed or not least_s[place] < limit_s:
             continue
         step_s, layout = _downhill(model, rows.take(np.array([place])), candidate.layout, limit_s)
         if step_s < limit_s * (1.0 - EQUAL) and model.price(LayoutTable.from_layouts([layout])).fits[0]:
             by_frame[frame] = Candidate(step_s, layout)
-    best = sorted(by_frame.values(), key=lambda candidate: candidate.step_time_s)[: len(found.best)]
+    best = sorted(by_frame.values(), key=lambda candidate: candidate.step_time_s)[:kept]
     if model.problem.stack.recompute_by_chunk:
         redone = [_redone_by_chunk(model, candidate, deadline, DEPTH_SECONDS / len(best)) for candidate in best]
         best = sorted(redone, key=lambda candidate: candidate.step_time_s)
@@ -247,6 +245,8 @@ def _ends(model: CostModel, rows: Rows, limit_s: float | None = None) -> list[tu
         return _steps(model.price_flow(many, model.flow(many, cuts, closed_form)))
 
     def below(cuts: Ints) -> Floats:
+        if by_replay(rows):
+            return busiest_s(rows.take(np.zeros(len(cuts), dtype=np.intp)), cuts) + model.problem.stack.step_overhead_s.value
         return price(cuts, closed_form=True)
 
     (pp, vpp, _), own, family = rows.shape, _split(rows).cuts, cut_family(model, rows)[0]
@@ -348,33 +348,35 @@ def _chunking(
     model: CostModel, rows: Rows, choices: list[tuple[int, bool]], depth: int | None = None, beside: Rows | None = None
 ) -> Chunking:
     """The partition of rows that differ in recompute and activation offload, with a row and whether it redoes for each choice."""
-    (pp, vpp, schedule), pieces, table = rows.shape, rows.pieces, rows.table
-    stage, m = np.arange(pp), int(table.num_microbatches[0])
-    held = rows if beside is None else beside
-    transient = np.where(stage == pp - 1, held.last_transient_bytes.max(), held.transient_bytes.max())  # of whichever choice
-    embedding, head = pieces.pieces["embedding"], pieces.pieces["head"]
-    copied = float(pieces.copied_weights[rows.factor[0]])
+    (pp, vpp, schedule), pieces, m = rows.shape, rows.pieces, int(rows.table.num_microbatches[0])
+    held, stack, mirrored = rows if beside is None else beside, model.problem.stack, schedule in MIRRORED
+    ends_here = loss_stages(schedule, pp, vpp)
+    transient = np.where(ends_here, held.last_transient_bytes.max(), held.transient_bytes.max())  # of whichever choice
+    # Stages of both ends of the model need no second embedding.
+    copied = 0.0 if mirrored else float(pieces.copied_weights[rows.factor[0]])
     beside_mtp = {"mtp": copied / pieces.counts["mtp"]} if pieces.copied_for is not None else {}
     copies = [beside_mtp.get(name, 0.0) for name in pieces.names]
     free_f, free_b = pieces.unused_shares
+    with_head = [0.0, 0.0 if beside_mtp else copied]
     return Chunking(
-        schedule,
+        Pipeline(schedule, pp, vpp, m, stack.split_backward, stack.microbatch_group, slowed_in_pairs(model.problem)),
         cutting_of(model, pp, vpp),
-        m,
         float(rows.p2p_s[0]),
         tuple(pieces.names.index(name) for name in pieces.blocks),
-        _costs(model, rows, [pieces.pieces[name] for name in pieces.names], choices, copies),
-        _costs(model, rows, [embedding, head], [(0, False)], [0.0, 0.0 if beside_mtp else copied]),
-        in_flight(schedule, pp, vpp, m, stage) / vpp,
+        _costs(model, rows, pieces.names, choices, copies),
+        _costs(model, rows, ENDS, [(0, False)], with_head),
+        held_moments(rows),
         transient + rows.communicator_bytes[0],
         model.usable_bytes,
         depth,
         free=(float(free_f[rows.factor[0]]), float(free_b[rows.factor[0]])),
+        apart=not by_replay(rows),
     )
 
 
-def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[tuple[int, bool]], copied: list[float]) -> Blocks:
+def _costs(model: CostModel, rows: Rows, names: Sequence[str], choices: list[tuple[int, bool]], copied: list[float]) -> Blocks:
     """What pieces cost as they are, or redone, in each of some rows; each keeps so many `copied` weights more."""
+    pieces = [rows.pieces.pieces[name] for name in names]
     overlap, unslowed = model.problem.stack.overlap, model.layers.unslowed
     hidden_g, hidden_p = float(rows.hidden_gradients[0]) * unslowed, overlap.dp_parameters * unslowed
 
@@ -388,7 +390,7 @@ def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[tupl
         return np.asarray(float(pair[0][0]) * dense + float(pair[1][0]) * expert)
 
     gradients, parameters = held(rows.gradient_s), held(rows.parameter_s)
-    return Blocks(
+    blocks = Blocks(
         forward_s=np.stack([column("once_s", row) for row, _ in choices], axis=1),
         backward_s=np.stack([column("back_s", row) + again * column("again_s", row) for row, again in choices], axis=1),
         saved_bytes=np.stack([column("recomputed_bytes" if again else "saved_bytes", row) for row, again in choices], axis=1),
@@ -397,4 +399,25 @@ def _costs(model: CostModel, rows: Rows, pieces: list[Piece], choices: list[tupl
         gradients_s=gradients * hidden_g,
         stepped_s=held(rows.optimizer_s) + held(rows.offload_s) + parameters * (1.0 - hidden_p),
         parameters_s=parameters * hidden_p,
+    )
+    return _with_passes(model, rows, names, choices, blocks) if by_replay(rows) else blocks
+
+
+def _with_passes(model: CostModel, rows: Rows, names: Sequence[str], choices: list[tuple[int, bool]], blocks: Blocks) -> Blocks:
+    """The costs of pieces whose passes are split, paired or redone ahead."""
+    figures, mode = [pass_figures(model.layers, rows, name) for name in names], rows.column("recompute_mode")
+
+    def column(name: str, choice: int = 0) -> Floats:
+        return np.array([float(getattr(each, name)[choice]) for each in figures])
+
+    returned = [column("returned_s", place) + again * column("resent_s", place) for place, again in choices]
+    ahead = recomputes_ahead(rows)
+    early = [again * ahead * (mode[place] == FULL_BLOCK) * column("again_s", place) for place, again in choices]
+    return replace(
+        blocks,
+        weight_s=column("weight_s"),
+        sent_s=np.stack([column("sent_s", place) for place, _ in choices], axis=1),
+        returned_s=np.stack(returned, axis=1),
+        early_s=np.stack(early, axis=1) if ahead else None,
+        kept_bytes=column("kept_bytes"),
     )

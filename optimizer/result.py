@@ -60,6 +60,7 @@ class PricedLayout(Result):
     devices_idle: int
     gives_up: tuple[str, ...] | None = None  # of an alternative, beside the plan: what is worse, largest first
     gains: tuple[str, ...] | None = None  # and what is better
+    aims: dict[str, float] | None = None  # where another aim than the step time leads, and on a front: the figure of every aim
 
 
 class Certificate(Result):
@@ -89,11 +90,13 @@ class Certificate(Result):
 
 
 class Tie(Result):
-    """An alternative whose lead or lag the predictions cannot tell from none, and in words what would decide."""
+    """An alternative whose lead or lag in the plan's aim the predictions cannot tell from none, and in words what would decide."""
 
     alternative: int  # its place among the alternatives, from 0
+    aim: str = "step-time"
+    more: float  # of the aim, as a share of the plan's figure
     slower: float  # as a share of the plan's step
-    noise: float  # what two layouts of one problem are commonly misjudged by against each other
+    noise: float  # what two layouts of one problem are commonly misjudged by against each other in the aim; 0 where it is counted
     decided_by: str
 
 
@@ -121,14 +124,18 @@ class Switch(Result):
 
 
 class FrontPoint(PricedLayout):
-    """One layout of a front with the figure of every aim; `marks` say what it is the extreme of, and which is the knee."""
+    """One layout of a front; `marks` say what it is the extreme of, and which is the knee."""
 
     aims: dict[str, float]
     marks: tuple[str, ...] = ()
 
 
 class FrontCertificate(Result):
-    """How a front was found and what that covers. No layout of it is better than a shown one by more than `within` in any aim."""
+    """How a front was found and what that covers. No layout of it is better than a shown one by more than `within` in any aim.
+
+    No legal layout has less than `lower_bound` of the first aim, cut as the space says, where that follows from the step time; the
+    plan's figure lies `gap` above it.
+    """
 
     method: Literal["exact", "nsga2"]
     stopped: bool = False  # before all was priced that the method looks at
@@ -139,6 +146,8 @@ class FrontCertificate(Result):
     size: int
     within: float
     seconds: float
+    lower_bound: float | None = None
+    gap: float | None = None
 
 
 class WhatIf(Result):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..search_spaces.layout import Floats, Layout
 from ..search_spaces.quantities import free_bytes
 from .incumbent import Setting, searched, times_s
+from .interrupts import stoppable
 from .result import Regret, Robust
 from .scenarios import Scenario, scenarios
 from .search import Candidate
@@ -81,7 +82,7 @@ def compare(cases: Sequence[Scenario], nominal: Sequence[Layout], progress: Prog
     """
     layouts = _distinct(nominal)
     searches: list[list[Candidate]] = []
-    try:
+    with stoppable():  # the scenarios that were searched stand
         for index, case in enumerate(cases):
             found = _winners(case.setting, layouts) if index else []
             searches.append(found)
@@ -89,8 +90,6 @@ def compare(cases: Sequence[Scenario], nominal: Sequence[Layout], progress: Prog
             if progress is not None:
                 progress((index + 1) / (len(cases) + 1))
         layouts = _distinct([*layouts, *_compromises(cases, _compared(cases, layouts, searches))])
-    except KeyboardInterrupt:  # the scenarios that were searched stand
-        pass
     return _compared(cases, layouts, searches)
 
 

@@ -21,7 +21,6 @@ from ..cost_models.split_passes import by_replay
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.enumeration import Space, Works
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Split
-from ..search_spaces.row_keys import distinct_rows
 from ..search_spaces.vocabulary import V_SHAPED
 from .bounds import (
     frame_bounds,
@@ -33,6 +32,7 @@ from .bounds import (
     work_bounds_bytes,
     work_bounds_s,
 )
+from .interrupts import check, raised, stoppable
 from .stages import EQUAL, Partition, cut_family, least_partitions, partitioned_exactly, price_family, reachable, refined
 
 ROWS_PER_BATCH, ROWS_AT_MOST = 300_000, 800_000
@@ -55,6 +55,8 @@ NEAR, NEAR_LAYOUTS = 0.05, 16
 """By how much of the step a layout that is not cut exactly may be slower than those that are kept to be cut anew after the search,
 which gains 1 % at the mean and more than that of one in thirty, and how many are.
 """
+ROW_WORK = 256
+"""What cutting a layout into stages or replaying it costs, in works that are bounded."""
 REPLAYED_ROWS = REFINED_ROWS = 16  # rows that are replayed, or cut exactly, before the limit is looked at again
 
 
@@ -161,7 +163,11 @@ class Found:
 
 
 class Search:
-    """One search over a problem's space with a cost model; `top` best frames are kept, of layouts faster than `ceiling_s`."""
+    """One search over a problem's space with a cost model; `top` best frames are kept, of layouts faster than `ceiling_s`.
+
+    It ends once `time_limit_s` is over, or work worth `work_limit` works that are bounded is done: the one depends on the machine,
+    the other does not.
+    """
 
     def __init__(
         self,
@@ -170,6 +176,7 @@ class Search:
         top: int = 5,
         time_limit_s: float | None = None,
         ceiling_s: float = np.inf,
+        work_limit: float = np.inf,
     ) -> None:
         self.space = space
         self.model = model
@@ -177,11 +184,12 @@ class Search:
         self.found = Found()
         self._begun = time.monotonic()
         self._deadline = np.inf if time_limit_s is None else self._begun + time_limit_s
+        self._work, self._work_limit = 0, work_limit
         self._best: dict[int, _Kept] = {}
         self._ceiling_s = ceiling_s
         self._frame_limit_s = np.full(len(space.frames), ceiling_s)
         self._works_per_wave = self._rows_per_wave = WAVE_AT_FIRST
-        self._near: dict[tuple[int, ...], _Kept] = {}
+        self._near: dict[tuple[int, ...], list[tuple[float, _Kept]]] = {}
         self._any_cuts_s = np.inf
         self._looked = False
         self._any_will_do = False
@@ -189,9 +197,10 @@ class Search:
     def run(self, progress: Callable[[float], None] | None = None) -> Found:
         """Searches until every layout is scored or cut, or the time limit passes; Ctrl-C ends it like the limit does."""
         found, per_frame = self.found, self.space.layouts_per_frame
-        order, bound = self.begin()
+        with raised():
+            order, bound = self.begin()
         done = 0
-        try:
+        with stoppable() as ended:
             for batch in self._batches(order, per_frame, bound):
                 self._score_works(batch)
                 if self.out_of_time:
@@ -200,10 +209,10 @@ class Search:
                 if progress is not None:
                     progress(done / len(order))
             found.complete = done == len(order) or bool(bound[order[done]] >= self.limit_s)
-        except KeyboardInterrupt:
+        if ended.by is not None:
             found.complete = False
             if not self._best:
-                raise
+                raise ended.by
         return self.end(found.complete, float(bound[order[done:]].min(initial=np.inf)))
 
     def finds_any(self) -> bool:
@@ -230,8 +239,9 @@ class Search:
         wave = _Wave(rows.take(fits), frame[fits], np.zeros(len(fits)))
         roomy = wave.take(self._reaching(wave))
         for first in range(0, len(roomy.frame), REFINED_ROWS):
-            if self._best:
+            if self._best or self.out_of_time:
                 break
+            self._looked = True
             self._score(roomy.take(np.arange(first, min(first + REFINED_ROWS, len(roomy.frame)))))
 
     def begin(self) -> tuple[npt.NDArray[np.intp], Floats]:
@@ -251,9 +261,8 @@ class Search:
         best_s = found.best[0].step_time_s if found.best else np.inf
         found.lower_bound_s = best_s if complete else min(best_s, open_bound_s)
         found.any_cuts_bound_s = min(found.lower_bound_s, self._any_cuts_s)
-        near = sorted(self._near.values(), key=lambda kept: kept.step_time_s)[:NEAR_LAYOUTS]
         num_layers = self.model.problem.model.num_layers
-        found.near = [each.candidate(num_layers) for each in near if each.step_time_s <= self.limit_s * (1.0 + NEAR)]
+        found.near = [each.candidate(num_layers) for each in self._nearest()]
         found.seconds = time.monotonic() - self._begun
         return found
 
@@ -269,8 +278,12 @@ class Search:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time is over, a first look at the most promising layouts apart: however short it is, that is taken."""
-        return self._looked and self.seconds_left < 0
+        """Whether the time or the work is over, a first look at the most promising layouts apart: however short, that is taken.
+
+        KeyboardInterrupt where an interrupt came and was lost.
+        """
+        check()
+        return self._looked and (self.seconds_left < 0 or self._work > self._work_limit)
 
     @property
     def seconds_left(self) -> float:
@@ -303,6 +316,7 @@ class Search:
     def _promising(self, frames: npt.NDArray[np.intp], end: int) -> _Batch:
         """The works of some frames that can still win and may fit, best bound first; the rest is cut and counted."""
         works = self.space.works(frames)
+        self._work += len(works.frame)
         frame = frames[works.frame]
         rows = self.model.rows(works.table)
         bound = work_bounds_s(self.model, rows)
@@ -353,6 +367,7 @@ class Search:
 
     def _score_best_first(self, rows: Rows, frame: npt.NDArray[np.intp]) -> None:
         """Bounds some rows with all that is known of them, and scores those that can still win."""
+        self._work += len(frame)
         after = least_after(self.model, rows)
         bound = row_bounds_s(self.model, rows, after)
         left = np.nonzero(bound < self._limits_s(frame))[0]
@@ -363,7 +378,7 @@ class Search:
         exact = partitioned_exactly(self.model.problem, rows.table)
         ruled, some = np.nonzero(fits & ~exact)[0], np.nonzero(fits & exact)[0]
         self._leave_open(bound[ruled])
-        self._replay(_Wave(rows, frame, after).take(ruled))
+        self._replay(_Wave(rows, frame, after).take(ruled), bound[ruled])
         while len(some) and not self.out_of_time:
             now, some = some[: self._rows_per_wave], some[self._rows_per_wave :]
             now = now[bound[now] < self._limits_s(frame[now])]
@@ -372,6 +387,7 @@ class Search:
 
     def _score(self, wave: _Wave) -> None:
         """Cuts 1F1B rows into stages, prices them and keeps the best of each frame."""
+        self._work += ROW_WORK * len(wave.frame)
         groups = _groups(wave.rows.known().table, self._reaching(wave), depth=True)
         self._refine([self._least(wave.take(group)) for group in groups])
 
@@ -425,12 +441,14 @@ class Search:
         """
         return self._limits_s(frame) * (1.0 + EQUAL) - self._overhead_s
 
-    def _replay(self, wave: _Wave) -> None:
-        """Rows that are not cut exactly: priced from below first, replayed only while that can still win."""
+    def _replay(self, wave: _Wave, bound: Floats) -> None:
+        """Rows that are not cut exactly, with what no cuts of theirs beat: priced from below first, replayed only while that can
+        still win.
+        """
         ways = self._priced_below(wave.rows.known(), wave.after)
         below = ways.below_s.min(axis=1)
         self._cut_by_memory(wave.rows, np.isinf(below))
-        self._note_near(wave, ways)
+        self._note_near(wave, bound, ways)
         order = np.argsort(below, kind="stable")
         while len(order):
             limits_s = self._limits_s(wave.frame[order]) * (1.0 + EQUAL)  # a row that set its own limit is scored like any other
@@ -439,16 +457,29 @@ class Search:
             for some in _groups(wave.rows.table, now, depth=False):
                 self._replay_some(wave.take(some), ways.take(some))
 
-    def _note_near(self, wave: _Wave, ways: _Ways) -> None:
-        """Remembers the fastest row of each frame, vpp, micro-batch and rank order that is not much slower than the limit."""
+    def _note_near(self, wave: _Wave, bound: Floats, ways: _Ways) -> None:
+        """Remembers the rows of each frame, vpp, micro-batch and rank order that are not much slower than the limit: the fastest,
+        and slower ones that still may win, by their bound, where it no longer may.
+        """
         table, below = wave.rows.table, ways.below_s.min(axis=1)
         near = np.nonzero(below < np.minimum(self.limit_s * (1.0 + NEAR), np.finfo(float).max))[0]
-        near = near[np.argsort(below[near], kind="stable")]
+        near = near[np.lexsort((bound[near], below[near]))]
         told_apart = (wave.frame, table.vpp, table.micro_batch, table.rank_order)
-        for row in near[distinct_rows([column[near] for column in told_apart])[0]].tolist():
-            key = tuple(int(column[row]) for column in told_apart)
-            if key not in self._near or below[row] < self._near[key].step_time_s:
-                self._near[key] = self._kept(wave, row, ways.cuts[row][ways.below_s[row].argmin()], float(below[row]))
+        keys = zip(*(column[near].tolist() for column in told_apart), strict=True)
+        for row, key, least_s, below_s in zip(near.tolist(), keys, bound[near].tolist(), below[near].tolist(), strict=True):
+            known = self._near.setdefault(key, [])
+            if all(least_s < other_s or below_s < kept.step_time_s for other_s, kept in known):
+                known.append((least_s, self._kept(wave, row, ways.cuts[row][ways.below_s[row].argmin()], below_s)))
+
+    def _nearest(self) -> list[_Kept]:
+        """The fastest of what is remembered that may still win with other cuts: whatever the limit was on the way."""
+        limit_s, found = self.limit_s, []
+        for key, known in self._near.items():
+            frame_limit_s = min(limit_s, float(self._frame_limit_s[key[0]]))
+            hopeful = [kept for least_s, kept in known if least_s < frame_limit_s and kept.step_time_s <= limit_s * (1.0 + NEAR)]
+            if hopeful:
+                found.append((key, min(hopeful, key=lambda kept: kept.step_time_s)))
+        return [kept for _, kept in sorted(found, key=lambda each: (each[1].step_time_s, each[0]))[:NEAR_LAYOUTS]]
 
     def _kept(self, wave: _Wave, row: int, cuts: Ints, step_time_s: float) -> _Kept:
         table = wave.rows.table
@@ -479,6 +510,7 @@ class Search:
         row, way = np.nonzero(ways.below_s < np.minimum(limits_s, np.finfo(float).max)[:, None])
         if not len(row):
             return
+        self._work += ROW_WORK * len(row)
         cuts = np.stack([ways.cuts[each][which] for each, which in zip(row, way, strict=True)])
         priced = self.model.price_cuts(part.rows.take(row), cuts)
         step_time_s = np.full(ways.below_s.shape, np.inf)

@@ -25,6 +25,7 @@ from .changes import (
     slower_levels,
 )
 from .incumbent import Setting, fastest, re_cut, same_choice
+from .interrupts import stoppable
 from .pareto import device_unit
 from .result import Sensitivity, Threshold, WhatIf
 from .search import Candidate
@@ -69,7 +70,7 @@ def sensitivity(setting: Setting, winner: Layout, step_time_s: float, progress: 
 
     table: list[WhatIf] = []
     thresholds: list[Threshold] = []
-    try:
+    with stoppable():  # what is answered stands
         for knob in knobs:
             table.append(_what_if(setting, winner, step_time_s, knob))
             tick()
@@ -77,8 +78,6 @@ def sensitivity(setting: Setting, winner: Layout, step_time_s: float, progress: 
             for end in knob.ends:
                 thresholds.append(threshold(setting, winner, knob, end))
                 tick()
-    except KeyboardInterrupt:  # what is answered stands
-        pass
     return Sensitivity(table=tuple(table), thresholds=tuple(thresholds), unanswered=len(knobs) + directions - done)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..cost_models.checkpoint import Failures
@@ -252,7 +252,19 @@ def _limit(run: Run, last: Tried, fastest: float) -> tuple[str, ...]:
         needed = f"by the arithmetic 6·N·D takes at least {_least(run):,.0f} devices, were each at its peak"
         return (f"{tried}: {last.reason}", needed)
     needed = f"at the efficiency of those the arithmetic asks for {last.devices * last.days / run.days:,.0f} devices"
-    return (f"{tried}, it takes {last.days:.3g} days; {needed}", *(_why(run, last, fastest)[1:] if last.days > fastest else ()))
+    return (
+        f"{tried}, it takes {last.days:.3g} days; {needed}",
+        *_by_hand(run, last.devices * last.days),
+        *(_why(run, last, fastest)[1:] if last.days > fastest else ()),
+    )
+
+
+def _by_hand(run: Run, device_days: float) -> Iterator[str]:
+    """The arithmetic at what devices do of a job that takes so many device-days, failures included, a line a step."""
+    active = load_model(run.model).active_parameters(embedding=False)
+    rate = 6.0 * active * run.tokens / (device_days * SECONDS_PER_DAY)
+    for line in arithmetic(active, run.tokens, run.days, rate, "of a device in the largest job that was tried"):
+        yield f"{line.name}: {line.expression} = {line.value:.4g} {line.unit}".rstrip()
 
 
 def _why(run: Run, last: Tried, fastest: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How CP-SAT is asked everywhere: the same answer every time, and interrupts left to Python."""
+"""How CP-SAT is asked everywhere: the same answer every time, and ended by an interrupt at once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from ..search_spaces.cutting import Cutting
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
+    from .cp_sat import Solver
 
-def deterministic_solver(seconds: float) -> cp_model.CpSolver:
+
+def deterministic_solver(seconds: float) -> Solver:
     """One worker, one seed, and `seconds` of deterministic time.
 
     CP-SAT's own handler of SIGINT would leave the signal's default behind: the next interrupt would end the process without a word.
     """
-    from ortools.sat.python import cp_model
+    from .cp_sat import Solver
 
-    solver = cp_model.CpSolver()
+    solver = Solver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = seconds

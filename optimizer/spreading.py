@@ -15,10 +15,9 @@ from ..search_spaces.degraded import spreads
 from ..search_spaces.layout import Problem
 from .deadline import Deadline
 from .incumbent import Setting
-from .leftover import on, option_of, words_of
+from .leftover import fuller, on, option_of, words_of
 from .rule_prices import Answer, faster
 from .stages import EQUAL
-from .supernode_result import LeftOption
 
 
 def spread_out(
@@ -45,22 +44,9 @@ def spread_out(
         best, options = (again, [option, *options]) if faster_one else (best, [*options, option])
     if not best.found.best:
         return best
-    fuller = _fuller(setting, options, deadline, progress)
+    more = fuller(setting, options, problem.devices, deadline, progress)
     found = replace(best.found, complete=complete, lower_bound_s=bound_s if not complete else _step_s(best))
-    return replace(best, found=found, options=(*options, *fuller))
-
-
-def _fuller(
-    setting: Setting, options: list[LeftOption], deadline: Deadline, progress: Callable[[float], None] | None
-) -> tuple[LeftOption, ...]:
-    """The fastest layout that uses more devices than the first option's, if no option has one: what leaving them idle beats."""
-    used, problem = options[0].devices_used or 0, setting.problem
-    if used == problem.devices or any((option.devices_used or 0) > used for option in options):
-        return ()
-    forbidden = (*problem.workload.forbid, f"tp*cp*pp*dp <= {used}")
-    more = problem.model_copy(update={"workload": problem.workload.model_copy(update={"forbid": forbidden})})
-    found = faster(Setting(more, setting.profile), np.inf, deadline.share_s(2), progress)
-    return (option_of(f"with more than {used:,} used", problem, problem.devices, found.best),)
+    return replace(best, found=found, options=(*options, *more))
 
 
 def _step_s(answer: Answer) -> float:

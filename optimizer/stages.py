@@ -20,7 +20,7 @@ from ..cost_models.loads import Cuts, Loads
 from ..cost_models.pieces import Pieces
 from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
-from ..cost_models.schedules import INTERLEAVED
+from ..cost_models.schedules import INTERLEAVED, MIRRORED
 from ..cost_models.stage_times import Kept
 from ..cost_models.step import CostModel, Prices, moved_share
 from ..search_spaces.cutting import Cutting
@@ -29,6 +29,7 @@ from ..search_spaces.quantities import led_layers
 from ..search_spaces.row_keys import distinct_rows
 from .families import layer_cuts
 from .known_cuts import KnownCuts
+from .mirrored import mirrored_cuts
 
 EQUAL = 1e-9
 """Relative difference of step times below which two layouts count as equally fast."""
@@ -313,8 +314,12 @@ def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
 
 
 def cut_family(model: CostModel, rows: Rows) -> Cuts:
-    """The ways to cut rows of one shape that the search looks at where it does not cut exactly, (n, ways, pp·vpp+1)."""
-    ruled, counted = cut_rules(model, rows)
+    """The ways to cut rows of one shape that the search looks at where it does not cut exactly, (n, ways, pp·vpp+1): `cut_rules`,
+    and where stages hold mirror images `mirrored_cuts`.
+    """
+    (pp, vpp, schedule), (ruled, counted) = rows.shape, cut_rules(model, rows)
+    if schedule in MIRRORED and model.problem.stack.cuts_freely(vpp):
+        return np.stack([ruled, mirrored_cuts(rows, cutting_of(model, pp, vpp), ruled)], axis=1)
     return np.concatenate([ruled[:, None], np.broadcast_to(counted, (len(rows), *counted.shape))], axis=1)
 
 

@@ -15,7 +15,7 @@ from ..cost_models.split_passes import kept_bytes, recompute_s
 from ..cost_models.step import CostModel
 from ..cost_models.timeline import Timeline, replayed
 from ..search_spaces.layout import Layout, LayoutTable, Problem
-from .planner import order_of, switched
+from .evaluation import order_of, switched
 
 HIDDEN = "gradients, hidden"
 """What a stage exchanges behind its passes."""

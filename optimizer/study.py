@@ -22,8 +22,9 @@ from ..search_spaces.layout import DEGREES, Floats, Ints, Layout, LayoutTable, P
 from ..search_spaces.workload import LARGEST_IMBALANCE
 from .engines.refinement import overflow_s, refined
 from .engines.sampling import PER_BATCH, tpe
+from .evaluation import price_layout
 from .incumbent import Setting, same_choice
-from .planner import price_layout
+from .interrupts import stoppable
 from .repair import Repairs
 from .result import AtImbalance, Moved, Plan, PricedLayout, Refined
 from .search import Search
@@ -107,20 +108,15 @@ def study(setting: Setting, found: Plan, asked: Refine, progress: Callable[[floa
     """The best layout of a study around a plan and other good ones; an interrupt ends it with the best so far."""
     heard = progress or (lambda share: None)
     known = [one.layout for one in (found.plan, *found.alternatives)]
-    stopped = False
-    try:
+    with stoppable() as listing:
         if found.certificate.status == "optimal":  # a search that was cut short is not followed by one that takes longer
-            wider = _wider(setting, known[0], asked, setting.deadline.heard(lambda share: heard(0.5 * share)))
+            wider = _wider(setting, known[0], asked, setting.deadline.hearing(lambda share: heard(0.5 * share)))
             known += [one for one in wider if not any(same_choice(one, other) for other in known)]
-    except KeyboardInterrupt:
-        stopped = True
     trials, box = _begun(setting, known, asked)
-    try:
-        if not stopped:
-            _sample(trials, box, asked, setting.deadline.heard(lambda share: heard(0.5 + 0.5 * share)))
-    except KeyboardInterrupt:
-        stopped = True
-    return _told(setting, found.plan, asked, trials, stopped)
+    with stoppable() as sampling:
+        if not listing.stopped:
+            _sample(trials, box, asked, setting.deadline.hearing(lambda share: heard(0.5 + 0.5 * share)))
+    return _told(setting, found.plan, asked, trials, listing.stopped or sampling.stopped)
 
 
 def _wider(setting: Setting, layout: Layout, asked: Refine, progress: Callable[[float], None]) -> list[Layout]:

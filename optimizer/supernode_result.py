@@ -49,7 +49,8 @@ class LeftOption(Record):
     """A way to go on: how many devices it is planned for, how many of them the best layout uses, and its step.
 
     No figures where nothing fits, or where it was searched only for what is faster than others and is `beaten`. With a slow device
-    in it the step is that with the device where it does least harm, `slow`.
+    in it the step is that with the device where it does least harm, `slow`. Only layouts that use `least_used` devices or more were
+    looked at.
     """
 
     words: str
@@ -61,6 +62,7 @@ class LeftOption(Record):
     layout: Layout | None = None
     slow: SlowPlace | None = None
     beaten: bool = False
+    least_used: int = 0
 
 
 class DevicesLeft(Record):
@@ -112,8 +114,9 @@ class CheckpointTraffic(Record):
 
 
 class ReservePrice(Record):
-    """The step with `reserved_gib` of every device kept free, and with one step of `step_gib` less and more; None: nothing fits.
+    """The step with `reserved_gib` of every device kept free, with nothing, and with `step_gib` less and more; None: nothing fits.
 
+    From `since_gib` reserved the step is the plan's, with less it is `before_s`; with `until_gib` it is `after_s`, longer.
     `price_s_per_gib`: what the last GiB of the reserve costs, `next_s_per_gib` what one more would. `proved`: all were searched
     to the end; else the prices may be those of searches that were cut short.
     """
@@ -121,6 +124,11 @@ class ReservePrice(Record):
     reserved_gib: float
     step_gib: float
     step_time_s: float
+    unreserved_s: float | None = None
+    since_gib: float = 0.0
+    before_s: float | None = None
+    until_gib: float | None = None
+    after_s: float | None = None
     less_s: float | None = None
     more_s: float | None = None
     price_s_per_gib: float | None = None

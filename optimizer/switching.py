@@ -21,8 +21,9 @@ from ..search_spaces.inputs import ETP_ASSUMPTION
 from ..search_spaces.layout import Layout, LayoutTable, Problem, Split
 from ..search_spaces.rules import legal_mask
 from .deadline import NEVER, Deadline
+from .evaluation import evaluate, price_layout
+from .interrupts import stoppable
 from .layout_words import following_dp
-from .planner import evaluate, price_layout
 from .result import Plan, PricedLayout, Switch
 from .why import Limits
 
@@ -75,7 +76,7 @@ def switch(
     priced, broken = _as_it_stands(here, current, profile)
     current = current if priced is None else priced.layout
     clash = _ruled_out(here, current)
-    reached, count, stopped = (None, 0, False) if clash else _best_reachable(here, model, current, deadline.heard(progress))
+    reached, count, stopped = (None, 0, False) if clash else _best_reachable(here, model, current, deadline.hearing(progress))
     if priced is not None and not broken and (reached is None or priced.step_time_s < reached.step_time_s):
         reached = priced
     return Switch(
@@ -128,8 +129,8 @@ def _best_reachable(
     """
     limited = Limits({name: (_text(current, name),) for name in KEPT}).within(problem)
     space, split = Space(limited), Split.from_stages(current.stages)
-    best_s, best, done, stopped = np.inf, None, 0, False
-    try:
+    best_s, best, done = np.inf, None, 0
+    with stoppable() as ended:  # the best of those priced stands
         for frames in _batches(space.layouts_per_frame):
             table = space.layouts(frames)[0]
             table = table.with_splits(np.zeros(len(table), dtype=np.intp), (split,))
@@ -138,8 +139,7 @@ def _best_reachable(
                 best_s, best = seconds, table.layout(row, problem.model.num_layers)
             done += len(table)
             progress(done / max(1, space.listed))
-    except KeyboardInterrupt:  # the best of those priced stands
-        stopped = done < space.listed
+    stopped = ended.stopped and done < space.listed
     return None if best is None else price_layout(model, best, simulated=False), done, stopped
 
 

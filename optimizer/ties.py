@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..cost_models.profile import Profile
 from ..search_spaces.layout import Layout, Problem
+from .aims import PER_SECOND, STEP_TIME
 from .result import PricedLayout, Tie
 
 WORTH = 0.005  # share of the step below which a term's difference decides nothing
@@ -30,21 +31,43 @@ KERNELS = {
 }
 
 
-def ties(problem: Problem, profile: Profile, best: PricedLayout, others: Sequence[PricedLayout]) -> tuple[Tie, ...]:
-    """Those of the others that are slower by less than layouts of one problem are misjudged by."""
-    noise = misjudged_by(problem, profile)
+COUNTED = ("devices", "traffic")
+"""Aims whose figures are counted rather than measured: two of them are told apart by any difference."""
+EQUALS = "both take as much: the plan is the faster"
+
+
+def ties(
+    problem: Problem, profile: Profile, best: PricedLayout, others: Sequence[PricedLayout], aim: str = STEP_TIME
+) -> tuple[Tie, ...]:
+    """Those of the others that have more of the aim by less than layouts of one problem are misjudged by in it."""
+    noise = noise_of(aim, problem, profile)
     if noise is None:
         return ()
-    found = []
+    found, own = [], _figure(aim, best)
     for place, other in enumerate(others):
-        slower = other.step_time_s / best.step_time_s - 1.0
-        if slower <= noise:
-            found.append(Tie(alternative=place, slower=slower, noise=noise, decided_by=_decided_by(problem, best, other)))
+        more = (_figure(aim, other) - own) / own if own else _figure(aim, other)  # of none, any at all is more than any noise
+        if more <= noise:
+            decided_by = _decided_by(problem, best, other) if aim in PER_SECOND else EQUALS
+            slower = other.step_time_s / best.step_time_s - 1.0
+            found.append(Tie(alternative=place, aim=aim, more=more, slower=slower, noise=noise, decided_by=decided_by))
     return tuple(found)
 
 
+def _figure(aim: str, priced: PricedLayout) -> float:
+    return priced.step_time_s if priced.aims is None else priced.aims[aim]
+
+
+def noise_of(aim: str, problem: Problem, profile: Profile) -> float | None:
+    """The share by which two layouts of the problem are commonly misjudged against each other in an aim; None where nobody measured
+    it, as of peaks.
+    """
+    if aim in COUNTED:
+        return 0.0
+    return misjudged_by(problem, profile) if aim in PER_SECOND else None
+
+
 def misjudged_by(problem: Problem, profile: Profile) -> float | None:
-    """The share by which two layouts of the problem are commonly misjudged against each other; None where nobody measured it."""
+    """The same of the step time, and of all that follows from it."""
     ranking = profile.intervals.ranking
     if not ranking:
         return None

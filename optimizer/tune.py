@@ -31,10 +31,11 @@ from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.layout import Bools, Layout, LayoutTable, Problem, Split
 from ..search_spaces.quantities import MIB, free_bytes, usable_bytes
 from ..search_spaces.workload import MemoryMargin
+from .assumptions import assumptions
 from .deadline import NEVER
+from .evaluation import price_layout
 from .explain import explain_infeasible
 from .forecast import Ledger, forecast
-from .planner import assumptions, price_layout
 from .recutting import settled
 from .result import Certificate, Plan
 from .search import Counts, Found, Search

@@ -22,8 +22,8 @@ from ..cost_models.profile import load_profile
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.layout import Bools, Floats, Layout, LayoutTable, Problem, Split
 from ..search_spaces.rules import legal_mask, rules_for
+from .evaluation import evaluate
 from .layout_words import following_dp
-from .planner import evaluate
 from .result import PricedLayout, Result
 from .stages import balanced_cuts, default_cuts
 

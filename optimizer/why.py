@@ -16,8 +16,8 @@ from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible
 from ..search_spaces.layout import FULL_BLOCK, NONE, RANK_ORDERS, SELECTIVE, SHARDINGS, Layout, Problem, Recompute, parse_sharding
 from .deadline import NEVER
+from .evaluation import evaluate, price_layout
 from .explain import conflict, explain_infeasible
-from .planner import evaluate, price_layout
 from .recutting import settled
 from .reports import wording
 from .reports.comparison import compare

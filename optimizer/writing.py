@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -10,6 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from ..search_spaces.errors import InputError
+
+DRAFTS = ".paraplan-"
+"""What the name of a folder of drafts begins with."""
+CLOSED, ELSEWHERE = "cannot write here", "name another place"
 
 
 def write_folder(directory: Path, files: Mapping[str, str | bytes]) -> list[Path]:
@@ -29,9 +34,14 @@ def write_folder(directory: Path, files: Mapping[str, str | bytes]) -> list[Path
                     folder.rmdir()
             raise
     except OSError as error:
-        place = error.filename or directory
-        raise InputError(f"{place}: cannot write here ({error.strerror or error}); name another place") from error
+        raise InputError(f"{_named(error, directory)}: {CLOSED} ({error.strerror or error}); {ELSEWHERE}") from error
     return targets
+
+
+def _named(error: OSError, directory: Path) -> Path:
+    """The place that an error is about as the user knows it: a draft is the folder that it was for."""
+    place = Path(os.fsdecode(error.filename or directory))
+    return directory if any(part.startswith(DRAFTS) for part in place.parts) else place
 
 
 def replaced(directory: Path, files: Mapping[str, str | bytes]) -> tuple[str, ...]:
@@ -81,6 +91,13 @@ def refuse_place(path: Path, said: str = "") -> None:
         raise InputError(f"{said}{path}: a folder of this name is in the way; move it or name another place")
     if path.exists() and not path.is_file():
         raise InputError(f"{said}{path}: is a device or a pipe; name a file, or none that is there")
+    refuse_closed(path.parent, f"{said}{path}: ")
+
+
+def refuse_closed(folder: Path, said: str = "") -> None:
+    """InputError for a folder that this user may not write in."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{said}{folder}: {CLOSED} ({os.strerror(errno.EACCES)}); {ELSEWHERE}")
 
 
 def spare_inputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]) -> None:
@@ -133,7 +150,7 @@ def _refuse_folders(targets: list[Path]) -> None:
 
 def _write(directory: Path, texts: Mapping[Path, str | bytes]) -> None:
     """Drafts and the files they replace share the folder's file system, so that each move is one step and can be undone."""
-    workspace = Path(tempfile.mkdtemp(prefix=".paraplan-", dir=directory))
+    workspace = Path(tempfile.mkdtemp(prefix=DRAFTS, dir=directory))
     try:
         drafts = {target: _draft(workspace / str(n), target, text) for n, (target, text) in enumerate(texts.items())}
         _move_into_place(drafts)

@@ -52,7 +52,7 @@ def check_command(
         typer.Option("--format", metavar="NAME", help="Format of CONFIG; as a rule it is recognised by what it holds."),
     ] = None,
     variables: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of the script, as its environment sets it.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of the script, or an argument by number.")
     ] = None,
     groups: Annotated[
         Path | None, typer.Option("--groups", metavar="FILE", help="Judge rank lists (JSON); CONFIG says which sizes are right.")
@@ -118,9 +118,9 @@ def _variables(given: list[str]) -> dict[str, str] | None:
     """NAME=VALUE pairs. InputError for anything else."""
     found = {}
     for pair in given:
-        match = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", pair, re.DOTALL)
+        match = re.fullmatch(r"([A-Za-z_]\w*|\d{1,2})=(.*)", pair, re.DOTALL)
         if not match:
-            raise InputError(f"--set {pair[:60]!r}: write NAME=VALUE, such as NNODES=16")
+            raise InputError(f"--set {pair[:60]!r}: write NAME=VALUE, such as NNODES=16, or 2=8 for an argument")
         found[match.group(1)] = match.group(2)
     return found or None
 

@@ -34,7 +34,8 @@ def stated(option: typer.CallbackParam, values: list[str] | None) -> list[str] |
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Catalog name, Hugging Face config.json or a folder holding one, or ModelSpec YAML.")
+    str,
+    typer.Argument(metavar="MODEL", help="Catalog name, Hugging Face config.json or its folder, ModelSpec YAML, or moe:10T."),
 ]
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster: catalog name or YAML.")]
 Devices = Annotated[int, typer.Option("--devices", parser=whole, metavar="N", help="Devices (ranks) of the job.")]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 KINDS = (".json", ".svg", ".png", ".html")
 PAGES = (".html", ".svg", ".txt")
-CHARGED_APART = 0.01  # relative difference of memory above which it is said that a price counts more than its picture shows
 TOLD_APART = 1e-9  # relative difference of step times from which a document was priced with other figures
 
 
@@ -41,7 +40,7 @@ def timeline_command(
         raise InputError(f"{out}: ends in {out.suffix!r}; give a name that ends in {', '.join(KINDS)}")
     if alternative is not None:
         at_least_one("--alternative", alternative)
-    from ..planner import evaluate
+    from ..evaluation import evaluate
     from ..step_timeline import step_timeline
     from ..writing import spare_inputs, write_file
     from .documents import read_priced
@@ -68,20 +67,7 @@ def timeline_command(
             f"{plan_file}: says {before:.6g} s event by event, now {step.step_s:.6g} s: its layout is drawn as it is priced now, "
             "by other figures, by another version, or edited since"
         )
-    notes += _charged(step, priced.memory)
     return Answer(lambda: None, () if quiet else tuple(notes))
-
-
-def _charged(step: StepTimeline, memory: Memory) -> list[str]:
-    """Where the price takes the fullest stage to hold more than its passes do, as it does of chunks that differ."""
-    stage = max(memory.stages, key=lambda each: each.peak_gib)
-    drawn = float(step.memory_gib(stage.stage)[1].max())
-    if stage.peak_gib <= drawn * (1.0 + CHARGED_APART):
-        return []
-    return [
-        f"stage {stage.stage} holds {drawn:.1f} GiB at its fullest here; the price counts {stage.peak_gib:.1f} GiB, its chunks as "
-        "large as their mean: what bounds take stages to hold is then right however layers are cut"
-    ]
 
 
 def report_command(

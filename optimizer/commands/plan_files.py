@@ -12,16 +12,21 @@ if TYPE_CHECKING:
     from ..result import Plan
 
 
-def check_output(directory: Path, framework: str | None, framework_version: str | None) -> None:
-    """Refuses before the search what could not be written after it."""
+def check_output(directory: Path, framework: str | None, framework_version: str | None, flag: str = "--framework") -> None:
+    """Refuses before the search what could not be written after it; the framework was named by the flag."""
+    from ..writing import refuse_closed
+
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise InputError(f"{nearest}: a file of this name is in the way; name a folder to write to")
+    refuse_closed(nearest)
     if framework is not None:
+        from ...search_spaces.documents import did_you_mean
         from ..exporters import EXPORTERS
 
         if framework not in EXPORTERS:
-            raise InputError(f"--framework {framework!r} cannot be written to --out; there is {', '.join(EXPORTERS)}")
+            near = did_you_mean(framework, tuple(EXPORTERS)) or f"; there is {', '.join(EXPORTERS)}"
+            raise InputError(f"{flag} {framework!r} is nothing that files can be written for{near}")
         from ..exporters.knobs import FRAMEWORKS, dialect
 
         if framework_version is not None and framework in FRAMEWORKS:

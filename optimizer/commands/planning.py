@@ -9,6 +9,7 @@ import typer
 
 from ...search_spaces.errors import Infeasible, InputError
 from ..engines import ENGINES
+from ..interrupts import hold
 from ..streams import Meter
 from .answers import DONE, NO_LAYOUT, Answer, at_least_one, offered, refusal, sentences
 from .options import (
@@ -73,7 +74,12 @@ def plan_command(
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Plan again on slightly other hardware.")] = False,
     robust: Annotated[bool, typer.Option("--robust", help="Find the layout least hurt by figures in doubt.")] = False,
     refine: Annotated[
-        bool, typer.Option("--refine", help="Let Optuna go on from the plan and its alternatives, beyond what is listed.")
+        bool,
+        typer.Option(
+            "--refine",
+            help="Let Optuna go on from the plan, beyond what is listed. Neither precision (it changes what is learnt) nor bucket "
+            "sizes (they have no price) are turned.",
+        ),
     ] = False,
     trials: Annotated[int | None, typer.Option("--trials", parser=whole, metavar="N", help="Samples of --refine; 256.")] = None,
     hedge_imbalance: Annotated[
@@ -121,6 +127,7 @@ def plan_command(
     running = None if current is None else _read_running(current, problem)
     way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
     deadline = Deadline.after(time_limit)
+    hold()
     try:
         with Meter(shown=not (quiet or as_json)) as meter:
             found = plan(
@@ -187,9 +194,10 @@ def evaluate_command(
     """Price one layout and say whether it is legal. What --layout leaves out follows: dp from the devices, the rest is 1 or off."""
     from ...cost_models.profile import load_profile
     from ...cost_models.step import CostModel
+    from ..assumptions import assumptions, exchange_assumptions, schedule_assumptions
     from ..checkpoint_traffic import checkpoint_traffic, parse_way
+    from ..evaluation import evaluate
     from ..layout_words import complete, parse_layout
-    from ..planner import assumptions, evaluate, exchange_assumptions, schedule_assumptions
     from .documents import lying_as, read_priced
 
     told = read_priced(Path(layout)) if layout.endswith(".json") else None

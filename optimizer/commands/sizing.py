@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def compare_command(
     model: Model,
-    clusters: Annotated[
-        str, typer.Option("--clusters", metavar="NAME|FILE,…", help="Clusters to compare; others overtake the first.")
-    ],
+    clusters: Annotated[str, typer.Option("--clusters", metavar="NAME|FILE,…", help="Clusters to compare, with --sizes each two.")],
     devices: Annotated[str, typer.Option("--devices", metavar="N[,N…]", help="Devices of each, or one number for all.")],
     global_batch: GlobalBatch,
     seq_len: SeqLen,
@@ -31,7 +29,7 @@ def compare_command(
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", metavar="P,P,…", help="Grow or shrink MODEL to these: 100B,500B,2T; says where one overtakes."),
+        typer.Option("--sizes", metavar="P,P,…", help="Grow or shrink MODEL to these: 100B,500B,2T; says where one is cheaper."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +57,7 @@ def sweep_command(
     quiet: Quiet = False,
 ) -> Answer:
     """Plan every point of a grid, resumably: what is planned is kept as it ends, and the same command goes on from there."""
-    wanted = _Wanted(csv, parquet, plot, export, out, framework_version, as_json)
+    wanted = _Wanted(csv, parquet, plot, export, out, framework_version, as_json, quiet)
     _check(sweep_file, workers, ray, show, wanted)
     from ..sweeps.grid import read_sweep, roundings
     from ..sweeps.store import Store
@@ -78,7 +78,7 @@ def sweep_command(
         if sweep_file is not None and run is not None:
             notes = (*roundings(sweep_file), *notes)
         answer = _shown(place, keys, show or "", wanted)
-        return Answer(answer.show, () if quiet else (*notes, *answer.notes), status)
+        return Answer(answer.show, (*(() if quiet else notes), *answer.notes), status or answer.status)
     finally:
         place.close()
 
@@ -94,6 +94,7 @@ class _Wanted:
     out: Path | None
     framework_version: str | None
     as_json: bool
+    quiet: bool
 
 
 def _check(sweep_file: Path | None, workers: int | None, ray: str | None, show: str | None, wanted: _Wanted) -> None:
@@ -106,7 +107,7 @@ def _check(sweep_file: Path | None, workers: int | None, ray: str | None, show: 
     if (wanted.export is None) != (wanted.out is None):
         raise InputError("--export FRAMEWORK and -o DIR: give both or neither")
     if wanted.export is not None and wanted.out is not None:
-        check_output(wanted.out, wanted.export, wanted.framework_version)
+        check_output(wanted.out, wanted.export, wanted.framework_version, "--export")
     if wanted.parquet is not None:
         from ..sweeps.table import require_parquet
 
@@ -179,22 +180,27 @@ def _interrupted(store: Store, points: Sequence[Point]) -> tuple[str, ...]:
 
 def _shown(store: Store, keys: Sequence[str] | None, query: str, wanted: _Wanted) -> Answer:
     """The points that a query picks, written and printed as asked for."""
-    from ..sweeps.query import parse_query, select
+    from ..sweeps.query import check_values, parse_query, select
     from ..sweeps.table import columns_of, rows_of, write_csv, write_parquet
 
     every = rows_of(store, keys)
-    picked = select(every, parse_query(query, columns_of([row for _, row in every])))
+    stored = [row for _, row in every]
+    conditions = parse_query(query, columns_of(stored))
+    check_values(conditions, stored)
+    picked = select(every, conditions)
     chosen, rows = [key for key, _ in picked], [row for _, row in picked]
     if wanted.csv is not None:
         write_csv(rows, wanted.csv)
     if wanted.parquet is not None:
         write_parquet(rows, wanted.parquet)
-    notes = [*_drawn(store, chosen, rows, wanted), *_exported(store, chosen, wanted)]
+    drawn = _drawn(store, chosen, rows, wanted)
+    exported, status = _exported(store, picked, wanted)
+    notes = (*(() if wanted.quiet else drawn), *exported)
     left = store.left() if keys is None else len(keys) - len(every)
     if wanted.as_json:
         document = _json(store, chosen, left)
-        return Answer(lambda: print(document), tuple(notes))
-    return Answer(lambda: _render(rows, left, store.where), tuple(notes))
+        return Answer(lambda: print(document), notes, status)
+    return Answer(lambda: _render(rows, left, store.where), notes, status)
 
 
 def _drawn(store: Store, keys: Sequence[str], rows: Sequence[Row], wanted: _Wanted) -> Sequence[str]:
@@ -214,14 +220,36 @@ def _drawn(store: Store, keys: Sequence[str], rows: Sequence[Row], wanted: _Want
     return (f"wrote {', '.join(files)} to {wanted.plot}",)
 
 
-def _exported(store: Store, keys: Sequence[str], wanted: _Wanted) -> Sequence[str]:
-    """Writes every plan for a framework, where that is asked for; returns what was and what was not written, in words."""
+def _exported(store: Store, picked: Sequence[tuple[str, Row]], wanted: _Wanted) -> tuple[Sequence[str], int]:
+    """Writes every plan for a framework, where that is asked for; returns what was and what was not written, in words.
+
+    And the exit status: where nothing was written, that is no success. What was not written is told the quiet too.
+    """
     if wanted.export is None or wanted.out is None:
-        return ()
+        return (), DONE
     from ..sweeps.table import export_winners
 
-    count, refused = export_winners(store, keys, wanted.export, wanted.out, wanted.framework_version)
-    return (f"wrote {count:,} plans for {wanted.export} to {wanted.out}", *refused)
+    written, refused = export_winners(store, [key for key, _ in picked], wanted.export, wanted.out, wanted.framework_version)
+    done = f"wrote {count(written, 'plan')} for {wanted.export} to {wanted.out}"
+    told = [done] if not (wanted.quiet and written) else []
+    return (*told, *_refused(picked, refused, wanted.export)), DONE if written else NO_LAYOUT
+
+
+def _refused(picked: Sequence[tuple[str, Row]], refused: Mapping[str, str], framework: str) -> Sequence[str]:
+    """Why plans were not written, equal reasons as one, and how to plan what can be."""
+    if not refused:
+        return ()
+    from ..exporters.knobs import FRAMEWORKS
+    from ..reports.sweep import commonest
+    from ..sweeps.point import PLANNED
+
+    planned = [row for _, row in picked if row["status"] in PLANNED]
+    missed = [{**row, "reason": refused[key]} for key, row in picked if key in refused]
+    told, rest = commonest(missed, planned)
+    lines = [line for many, why, whose in told for line in (f"{many:,} × not written: {why}", *([f"    {whose}"] if whose else []))]
+    lines += [f"and {rest:,} more reasons"] if rest else []
+    free = framework in FRAMEWORKS and any(row.get("option framework") != framework for row in missed)
+    return (*lines, *([f"plan with options: {{framework: {framework}}}"] if free else []))
 
 
 def _json(store: Store, keys: Sequence[str], left: int) -> str:

@@ -22,6 +22,7 @@ from ...search_spaces.enumeration import Space
 from ...search_spaces.layout import Floats, Ints
 from ...search_spaces.quantities import DERIVED, constants
 from ...search_spaces.rules import rules_over
+from ..interrupts import raised, stoppable
 from ..search import Found, Search
 from ..solving import deterministic_solver
 from .task import Task
@@ -44,15 +45,14 @@ def solve(task: Task) -> Found:
 
 def prove(task: Task, search: Search) -> Found:
     """The same with a search of the caller's as the subproblem."""
-    order, bound = search.begin()
-    rounds = _Rounds(task, search, order, whole_ns(bound))
-    complete = True
-    try:
+    with raised():
+        order, bound = search.begin()
+        rounds = _Rounds(task, search, order, whole_ns(bound))
+    complete = False
+    with stoppable() as ended:
         complete = rounds.run()
-    except KeyboardInterrupt:
-        complete = False
-        if not search.best:
-            raise
+    if ended.by is not None and not search.best:
+        raise ended.by
     return search.end(complete, rounds.least_bound_ns / 1e9)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
+import numpy as np
+
 from ...cost_models.schedules import SPLIT
 from ...search_spaces.enumeration import Space
 from ..search import Counts, Found, Search
@@ -22,9 +24,21 @@ def solve(task: Task) -> Found:
     found: Found | None = None
     for space in _by_kind(task.space):
         left_s = None if task.time_limit_s is None else max(task.time_limit_s - (found.seconds if found else 0.0), 0.0)
-        more = Search(space, task.model, task.top, left_s).run(task.progress)
+        more = _searched(space, task, left_s)
         found = more if found is None else _joined(found, more)
     return found or Found()
+
+
+def _searched(space: Space, task: Task, limit_s: float | None) -> Found:
+    """The search of one space: below what layouts known from other batches take here, or where that is too little, of all."""
+    if task.known is None or limit_s is not None:
+        return Search(space, task.model, task.top, limit_s).run(task.progress)
+    ceiling_s = task.known.expected_s(task.model, space.problem, task.top)
+    found = Search(space, task.model, task.top, ceiling_s=ceiling_s).run(task.progress)
+    if found.complete and len(found.best) < task.top and np.isfinite(ceiling_s):
+        found = Search(space, task.model, task.top).run(task.progress)
+    task.known.remember(space.problem, [candidate.layout for candidate in found.best])
+    return found
 
 
 def _by_kind(space: Space) -> Iterator[Space]:

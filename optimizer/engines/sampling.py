@@ -14,6 +14,7 @@ import numpy as np
 
 from ...search_spaces.layout import Floats
 from ..bounds import frame_bounds
+from ..interrupts import stoppable
 from ..search import Candidate, Counts, Found
 from .coordinates import Coordinates, Key, Picks, Places
 from .refinement import overflow_s, refined
@@ -37,7 +38,7 @@ def solve(task: Task) -> Found:
 
 
 def tpe(seed: int) -> optuna.samplers.BaseSampler:
-    """The sampler with the smallest gaps in results/engines.md, when it starts from the frames of least bound."""
+    """A sampler that results/engines.md compares with others, here from the frames of least bound."""
     import optuna
 
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=PER_BATCH)
@@ -90,16 +91,15 @@ def _study(trials: _Trials, coordinates: Coordinates, sampler: optuna.samplers.B
     }
     for point in coordinates.plainest(first):
         study.enqueue_trial(dict(zip(names, point.tolist(), strict=True)))
-    try:
+    with stoppable() as ended:
         while len(trials.value) < budget and not trials.out_of_time:
             batch = [study.ask(box) for _ in range(min(PER_BATCH, budget - len(trials.value)))]
             points = np.array([[trial.params[name] for name in names] for trial in batch]).reshape(len(batch), len(names))
             for trial, value in zip(batch, trials.priced(coordinates.nearest(points, trials.value)), strict=True):
                 study.tell(trial, value)
             trials.heard(len(trials.value) / budget)
-    except KeyboardInterrupt:
-        if not trials.best:
-            raise
+    if ended.by is not None and not trials.best:
+        raise ended.by
 
 
 class _Trials:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from rich.console import Console, RenderableType
@@ -87,10 +87,15 @@ def _title(found: Checked, name: str) -> RenderableType:
     chosen = list(_chosen(found))
     if chosen:
         text.append("\n" + ", ".join(chosen))
-    if len(set(found.stages)) > 1:
-        counts = "+".join(map(str, found.stages))
+    chunks = [f"{each - mtp}{_ahead(mtp)}" for each, mtp in zip(found.stages, found.mtp, strict=True)]
+    if len(set(chunks)) > 1:
+        counts = "+".join(chunks)
         text.append(f"\nlayers per chunk {counts if len(counts) <= MOST_COUNTS else counts[:MOST_COUNTS] + '…'}")
     return text
+
+
+def _ahead(layers: int) -> str:
+    return f" ({wording.count(layers, 'MTP layer')} more)" if layers else ""
 
 
 def _chosen(found: Checked) -> Iterator[str]:
@@ -112,7 +117,7 @@ def _legal(found: Checked) -> RenderableType:
         return section("Legal", Text(f"{wording.count(found.judged, 'rule')} judged, none broken"), note=Text(said, style=GOOD))
     table = grid("left", "wrap", gap=1)
     for each in found.broken:
-        for label, text in _broken(each):
+        for label, text in _broken(each, only=len(found.broken) == 1):
             table.add_row(label, text)
     body: list[RenderableType] = [table]
     if found.nearest:
@@ -121,15 +126,21 @@ def _legal(found: Checked) -> RenderableType:
     return section("Legal", *body, note=Text(f"no: {wording.count(len(found.broken), 'rule')} broken", style=BAD))
 
 
-def _broken(each: Broken) -> Iterator[tuple[Text, Text]]:
-    """The rule's id and what is broken; below, why the rule exists and which values would meet it."""
+def _broken(each: Broken, only: bool) -> Iterator[tuple[Text, Text]]:
+    """The rule's id and what is broken; below, why the rule exists and which values would meet it; `only`: and the job with it."""
     yield Text(each.rule, style=BAD), Text(each.sentence)
     if each.reason:
         source = "" if each.source in ("", "definition") else f" ({each.source})"
         yield Text(), Text(f"{each.reason}{source}", style=LABEL)
     if each.legal:
-        values = "; ".join(f"{name} {', '.join(map(str, legal))}" for name, legal in each.legal.items())
-        yield Text(), Text(f"legal with the rest as it is: {values}", style=LABEL)
+        said = "legal with the rest as it is" if only else "mends this rule with the rest as it is, and breaks no other"
+        yield Text(), Text(f"{said}: {_values(each.legal)}", style=LABEL)
+    if each.alone:
+        yield Text(), Text(f"meets this rule alone, and breaks others: {_values(each.alone)}", style=LABEL)
+
+
+def _values(columns: Mapping[str, tuple[int, ...]]) -> str:
+    return "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in columns.items())
 
 
 def _nearest_line(found: Checked, place: int) -> Text:

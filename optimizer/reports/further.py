@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ...search_spaces.layout import Layout
+from ..aims import MEANT, best_in
 from ..result import FrontCertificate, FrontPoint, Plan, Refined, Regret, Robust, Sensitivity, Threshold, WhatIf
 from . import wording
 from .drawing import GOOD, LABEL, STRONG, grid, section
@@ -50,15 +51,25 @@ def differences(first: Layout, other: Layout) -> str:
     return ", ".join(found).replace("selective:", "") or "other stages"
 
 
+def aim_head(name: str, certificate: FrontCertificate) -> str:
+    """«peak memory GiB»: what stands over the figures of an aim."""
+    return f"{MEANT.get(name, name)} {certificate.units[name]}".strip()
+
+
+def aim_figure(name: str, value: float) -> str:
+    """A figure of an aim without its unit."""
+    return f"{value:,.0f}" if name == "devices" else wording.significant(value)
+
+
 def _front(points: tuple[FrontPoint, ...], certificate: FrontCertificate) -> Group:
     """Every shown layout with its aims; marked ones stand out."""
     aims = certificate.aims
     table = grid(*["right"] * len(aims), "wrap", "wrap")
-    units = [f"{name} {certificate.units[name]}".strip() for name in aims]
+    units = [aim_head(name, certificate) for name in aims]
     table.add_row(*(Text(text, style=LABEL) for text in (*units, "layout", "")))
     for point in points:
         style = STRONG if point.marks else ""
-        figures = [wording.significant(point.aims[name]) if name != "devices" else f"{point.aims[name]:,.0f}" for name in aims]
+        figures = [aim_figure(name, point.aims[name]) for name in aims]
         marks = Text(", ".join(point.marks), style=GOOD)
         table.add_row(*(Text(figure, style=style) for figure in figures), Text(degrees(point.layout)), marks)
     method = "exact" if certificate.method == "exact" else "NSGA-II, not proved"
@@ -67,7 +78,7 @@ def _front(points: tuple[FrontPoint, ...], certificate: FrontCertificate) -> Gro
         f"Covered: {certificate.covers}"
     )
     if not points:
-        return section(f"Least {aims[0]}", Text(said, style=LABEL), note=Text(method, style=LABEL))
+        return section(best_in(aims[0]).capitalize(), Text(said, style=LABEL), note=Text(method, style=LABEL))
     within = f"no other is better than a shown one by more than {wording.percent(certificate.within)} in any aim. "
     knee = "The knee's largest shortfall is least, each aim scaled from its least to its greatest value shown. "
     told = Text((f"{len(points)} shown: {within}" if certificate.within else "") + knee + said, style=LABEL)

@@ -7,8 +7,9 @@ from html import escape
 FONT = "'DejaVu Sans', Verdana, Arial, sans-serif"
 
 
-def html_page(title: str, style: str, body: str) -> str:
-    """The document; `body` is HTML, the title text."""
+def html_page(title: str, style: str, body: str, script: str = "") -> str:
+    """The document; `body` is HTML, the title text, `script` what the body's own scripts need."""
+    head = f"\n<script>{script}</script>" if script else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -17,7 +18,7 @@ def html_page(title: str, style: str, body: str) -> str:
 <style>
 body {{ font-family: {FONT}; margin: 1.5em; color: #222; }}
 .picture {{ overflow-x: auto; }}
-{style}</style>
+{style}</style>{head}
 </head>
 <body>
 {body}

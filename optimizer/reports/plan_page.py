@@ -28,7 +28,8 @@ h2 { font-size: 16px; margin-top: 2em; border-top: 1px solid #e4e4e4; padding-to
 
 def plan_page(plan: Plan, step: StepTimeline) -> str:
     """The plan as one HTML document that a browser opens without a network; `step` is the plan's, replayed."""
-    title = f"{plan.problem.model.name} on {plan.problem.devices:,} × {plan.problem.cluster.accelerator.name}"
+    devices = plan.plan.devices_used + plan.plan.devices_idle
+    title = f"{plan.problem.model.name} on {devices:,} × {plan.problem.cluster.accelerator.name}"
     parts = (
         ("plan", "The plan", f"<pre>{_coloured(_printed(plan, PAGE_COLUMNS))}</pre>"),
         ("stages", "Its stages", f"<pre>{_coloured(_stages(plan, step, PAGE_COLUMNS))}</pre>"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ..comparing import Compared, Overtake, Row, Side
+from ..comparing import Compared, Overtake, Row, Side, in_words
 from ..result import Goodput, Line
 from ..sizing import Sizing, Tried
 from . import wording
@@ -16,11 +16,10 @@ from .further import degrees
 
 EXACT = 100.0
 """Below it a line of the arithmetic keeps its decimals."""
-SI = (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def render_compared(found: Compared, console: Console) -> None:
-    """Prints a table for every size, and which cluster overtakes which."""
+    """Prints a table for every size, and at which sizes one cluster is cheaper than another."""
     width = width_of(console)
     batch = f"{wording.count(found.global_batch, 'sequence')} of {found.seq_len:,} tokens a step"
     title = f"{found.model}   {batch}   {found.precision}"
@@ -36,7 +35,7 @@ def render_sizing(found: Sizing, console: Console) -> None:
     width = width_of(console)
     best = found.chosen.plan
     assert best is not None and found.chosen.days is not None  # what is chosen is in time
-    title = f"{found.model} on {found.cluster}   {count(found.tokens)} tokens in {found.days:g} days"
+    title = f"{found.model} on {found.cluster}   {wording.large(found.tokens)} tokens in {found.days:g} days"
     used = "" if best.devices_idle == 0 else f", of which {best.devices_idle:,} idle"
     answer = f"{found.chosen.devices:,} devices{used}: {_days(found.chosen.days)}, {wording.count(found.steps, 'step')} of "
     answer += f"{wording.seconds(best.step_time_s)}, MFU {wording.percent(best.mfu)}"
@@ -127,15 +126,8 @@ def _days(days: float) -> str:
     return f"{days:.2f} days" if days >= 1.0 else span(86400.0 * days)
 
 
-def count(value: float) -> str:
-    """A large number with its suffix: 671B, 10T, 1.8T."""
-    suffix, size = next(((name, size) for name, size in SI if value >= 0.9995 * size), ("", 1.0))
-    text = wording.significant(value / size)
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + suffix
-
-
 def _row(row: Row, width: int, many: bool) -> RenderableType:
-    size = f"{count(row.parameters)} parameters, {count(row.active_parameters)} active"
+    size = f"{wording.large(row.parameters)} parameters, {wording.large(row.active_parameters)} active"
     priced = any(side.price is not None for side in row.sides)
     heads = ["cluster", "devices", "step", "MFU", "tokens/s", "goodput", "crosses", "price" if priced else "device-h", "kWh"]
     table = grid("left", *["right"] * 8, *(["wrap"] if width >= WIDE else []), gap=2 if width >= WIDE else 1)
@@ -165,7 +157,7 @@ def _cells(side: Side, priced: bool) -> list[str]:
         f"{side.devices:,}",
         wording.seconds(side.plan.step_time_s),
         wording.percent(side.plan.mfu),
-        count(side.tokens_per_s or 0.0),
+        wording.large(side.tokens_per_s or 0.0),
         wording.NONE if side.goodput is None else wording.percent(side.goodput),
         wording.percent(side.plan.cross_supernode_share),
         wording.NONE if cost is None else wording.significant(cost),
@@ -182,19 +174,20 @@ def _overtake(rows: Sequence[Row], found: Overtake) -> RenderableType:
     table.add_row(Text("parameters", style=LABEL), Text("may cost, a device-hour", style=LABEL))
     for row, premium in zip(rows, found.premium, strict=True):
         style = GOOD if premium is not None and premium >= found.price_ratio else ""
-        table.add_row(Text(count(row.parameters)), Text(wording.NONE if premium is None else f"{premium:.2f}×", style=style))
-    return section(f"{found.second} against {found.first}", table, Text(f"{found.verdict}."), *_by_ratio(found))
+        told = wording.NONE if premium is None else f"{premium:.2f}×"
+        table.add_row(Text(wording.large(row.parameters)), Text(told, style=style))
+    note = Text("between sizes by straight lines over their logarithm", style=LABEL)
+    return section(f"{found.second} against {found.first}", table, Text(f"{found.verdict}."), *_by_ratio(found), note=note)
 
 
 def _by_ratio(found: Overtake) -> list[RenderableType]:
-    """From which sizes on the second one is the cheaper one, over prices."""
+    """At which sizes the second one is the cheaper one, over prices."""
     if not found.by_ratio:
         return []
     table = grid("right", "wrap")
     table.add_row(Text("were its device-hour", style=LABEL), Text("it would be the cheaper one", style=LABEL))
-    for ratio, sizes in found.by_ratio:
-        where = "from " + " and ".join(map(count, sizes)) + " on" if sizes else "at the smaller sizes only"
-        table.add_row(Text(f"{ratio:.2f}×"), Text(where))
+    for ratio, cheaper in found.by_ratio:
+        table.add_row(Text(f"{ratio:.2f}×"), Text(in_words(cheaper)))
     return [Text(""), table]
 
 

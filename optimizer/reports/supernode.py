@@ -54,14 +54,63 @@ def _left(left: DevicesLeft, ruled: bool) -> Group:
     """How many devices the job has, what it does with them, and the other ways to go on, all under the topology rule if `ruled`."""
     counts = Counter(left.free)
     free = ", ".join(f"{units:,} × {size:,}" for size, units in counts.items())
-    idle = f"{left.used:,} used, {left.idle:,} idle" if left.idle else f"all {left.used:,} used"
     table = grid("wrap", "right", "right", "wrap")
     ways, where = ("spreads", "as allocated") if left.open else ("ways to go on", "free in supernodes")
     table.add_row(*(Text(text, style=LABEL) for text in (ways, "step", "idle", "layout")))
-    for option in (*left.options, *((left.whole,) if left.whole else ())):
+    for option in (*told_apart(left.options), *((left.whole,) if left.whole else ())):
         table.add_row(*_row(option, left.options, ruled))
-    head = Text.assemble((f"{where} ", LABEL), free, f"   {idle}")
-    return section("Devices over supernodes" if left.open else "Devices left", head, *_slow(left), Text(), table)
+    head = Text.assemble((f"{where} ", LABEL), free)
+    if left.open:
+        head.append(f"   {left.used:,} used, {left.idle:,} idle" if left.idle else f"   all {left.used:,} used")
+        return section("Devices over supernodes", head, *_slow(left), Text(), table)
+    return section("Devices left", Text(" ".join(left_words(left))), head, *_slow(left), Text(), table)
+
+
+def left_words(left: DevicesLeft) -> Iterator[str]:
+    """Devices left, devices used and idle, and what that beats, sentence by sentence."""
+    best, whole = left.options[0], left.whole
+    gone = whole.devices - left.devices if whole else 0
+    have = f"Of {whole.devices:,} devices {left.devices:,} are left" if whole and gone else f"{left.devices:,} devices are there"
+    if best.layout is None or best.step_time_s is None:
+        yield f"{have}, and nothing fits them."
+        return
+    used = f"{left.used:,} of them as {_shape(best)} and leaves {left.idle:,} idle" if left.idle else f"all as {_shape(best)}"
+    yield f"{have}: the plan uses {used}, {wording.seconds(best.step_time_s)} a step."
+    fuller = [option for option in left.options if option.step_time_s is not None and (option.devices_used or 0) > left.used]
+    if fuller:
+        second = min(fuller, key=lambda option: option.step_time_s or 0.0)
+        waits = ", waiting for the slow one" if second.slow else ""
+        yield f"Of those that use more the fastest has {second.devices_used:,} as {_shape(second)}{waits}: {_beside(second, best)}."
+    elif any(option.least_used and option.layout is None for option in left.options):
+        yield "No legal layout that fits uses more of them."
+    if whole and whole.step_time_s is not None:
+        spare = f"With a spare in place of {'what is lost' if gone else 'the slow one'}"
+        yield f"{spare}, {whole.devices_used:,} as {_shape(whole)}: {_beside(whole, best)}."
+
+
+def _shape(option: LeftOption) -> str:
+    """«TP 8 × PP 16 × DP 3», whose product is the devices that are used."""
+    degrees_of = ((name, getattr(option.layout, name)) for name in ("tp", "cp", "pp", "dp"))
+    return " × ".join(f"{name.upper()} {degree:,}" for name, degree in degrees_of if degree > 1) or "one device"
+
+
+def _beside(other: LeftOption, best: LeftOption) -> str:
+    """«17.0 s, 7.6 % longer»."""
+    assert other.step_time_s is not None
+    assert best.step_time_s is not None
+    share = other.step_time_s / best.step_time_s - 1.0
+    return f"{wording.seconds(other.step_time_s)}, {wording.percent(abs(share))} {'longer' if share > 0 else 'less'}"
+
+
+def told_apart(options: Sequence[LeftOption]) -> Iterator[LeftOption]:
+    """One of those that come to the same layout, with the counts of devices that the others were planned for behind its own."""
+    alike: dict[str, list[LeftOption]] = {}
+    for option in options:
+        alike.setdefault(option.words if option.layout is None else option.layout.model_dump_json(), []).append(option)
+    for first, *others in alike.values():
+        counts = sorted({option.devices for option in others} - {first.devices}, reverse=True)
+        also = f", likewise {', '.join(f'{count:,}' for count in counts)}" if counts else ""
+        yield first.model_copy(update={"words": f"{first.words}{also}"})
 
 
 def slow_words(plan: Plan) -> list[Text]:
@@ -90,7 +139,7 @@ def _elsewhere(place: SlowPlace) -> str:
 
 
 def _row(option: LeftOption, options: Sequence[LeftOption], ruled: bool) -> tuple[Text, Text, Text, Text]:
-    style = STRONG if option is options[0] else ""
+    style = STRONG if option.layout == options[0].layout and option.devices == options[0].devices else ""
     if option.step_time_s is None or option.layout is None:
         none = f"nothing faster{' keeps to the rule' * ruled}" if option.beaten else "nothing fits"
         return Text(option.words), Text("–"), Text("–"), Text(none)
@@ -104,21 +153,38 @@ def _row(option: LeftOption, options: Sequence[LeftOption], ruled: bool) -> tupl
 
 
 def _reserve(price: ReservePrice) -> Group:
-    """Seconds that the last GiB of the reserve costs, and that one more would."""
-    table = grid("right", "right", "wrap")
-    table.add_row(*(Text(text, style=LABEL) for text in ("reserved", "step", "each GiB")))
-    less = price.reserved_gib - price.step_gib
-    if price.less_s is not None:
-        table.add_row(Text(wording.gib(less)), Text(wording.seconds(price.less_s)), Text())
-    paid = "" if price.price_s_per_gib is None else f"{price.price_s_per_gib * 1e3:.0f} ms for the last"
-    table.add_row(
-        Text(wording.gib(price.reserved_gib), style=STRONG), Text(wording.seconds(price.step_time_s), style=STRONG), Text(paid)
-    )
-    more = Text("nothing fits") if price.more_s is None else Text(wording.seconds(price.more_s))
-    next_gib = "" if price.next_s_per_gib is None else f"{price.next_s_per_gib * 1e3:.0f} ms for one more"
-    table.add_row(Text(wording.gib(price.reserved_gib + price.step_gib)), more, Text(next_gib))
+    """What the reserve costs, and with how much less and more of it the step is another."""
+    table = grid("right", "right", "left")
+    table.add_row(*(Text(text, style=LABEL) for text in ("reserved", "step", "")))
+    if price.before_s is not None and price.unreserved_s is not None:
+        table.add_row(Text("nothing"), Text(wording.seconds(price.unreserved_s)), Text())
+        saved = f"{wording.seconds(price.step_time_s - price.before_s)} less"
+        table.add_row(Text(f"below {price.since_gib:.2f} GiB"), Text(wording.seconds(price.before_s)), Text(saved))
+    table.add_row(Text(f"{price.reserved_gib:g} GiB", style=STRONG), Text(wording.seconds(price.step_time_s), style=STRONG), Text())
+    if price.until_gib is not None:
+        step, more = "nothing fits", ""
+        if price.after_s is not None:
+            step, more = wording.seconds(price.after_s), f"{wording.seconds(price.after_s - price.step_time_s)} more"
+        table.add_row(Text(f"from {price.until_gib:.2f} GiB"), Text(step), Text(more))
     doubt = [] if price.proved else [Text("not proved: the time limit ended a search", style=DOUBT)]
-    return section("Reserved memory", table, *doubt)
+    return section("Reserved memory", Text(_reserve_words(price)), table, *doubt)
+
+
+def _reserve_words(price: ReservePrice) -> str:
+    """What all of a reserve costs and each GiB of it on the mean, its last one, and one more."""
+    cost_s = price.step_time_s - (price.step_time_s if price.unreserved_s is None else price.unreserved_s)
+    whole = f"{price.reserved_gib:g} GiB"
+    if cost_s <= 0:
+        said = f"The {whole} cost nothing"
+    else:
+        each = wording.seconds(cost_s / price.reserved_gib)
+        last = wording.seconds(price.price_s_per_gib or 0.0)
+        said = f"The {whole} cost {wording.seconds(cost_s)} a step, {each} each on the mean and {last} the last"
+    if price.next_s_per_gib is None:
+        return f"{said}; with one more nothing fits."
+    if price.next_s_per_gib > 0 or price.until_gib is None:
+        return f"{said}; one more costs {wording.seconds(price.next_s_per_gib)}."
+    return f"{said}, nor do more below {price.until_gib:.2f} GiB."
 
 
 def checkpoint_section(traffic: CheckpointTraffic) -> Group:

@@ -96,12 +96,21 @@ def _result(row: Row, wide: bool) -> list[Text]:
 
 def _reasons(rows: Sequence[Row]) -> list[RenderableType]:
     """Why rows have no plan, the commonest reasons first, each with what its rows have in common that others do not."""
-    table, reasons = grid("right", "wrap"), Counter(row["reason"] for row in rows)
-    for reason, count in reasons.most_common(FEW_REASONS):
+    table, (told, rest) = grid("right", "wrap"), commonest(rows, rows)
+    for count, reason, whose in told:
         table.add_row(Text(f"{count:,} ×", style=LABEL), Text(reason))
-        table.add_row(Text(), Text(_whose([row for row in rows if row["reason"] == reason], rows), style=LABEL))
-    rest = len(reasons) - FEW_REASONS
+        table.add_row(Text(), Text(whose, style=LABEL))
     return [table, *([Text(f"and {rest:,} more reasons: --show status!=optimal --csv FILE", style=LABEL)] if rest > 0 else [])]
+
+
+def commonest(rows: Sequence[Row], every: Sequence[Row]) -> tuple[list[tuple[int, str, str]], int]:
+    """The commonest reasons of rows: how many have it, the reason, and which of `every` those are; and how many more reasons."""
+    reasons = Counter(row["reason"] for row in rows)
+    told = [
+        (count, reason, _whose([row for row in rows if row["reason"] == reason], every))
+        for reason, count in reasons.most_common(FEW_REASONS)
+    ]
+    return told, max(0, len(reasons) - FEW_REASONS)
 
 
 def _whose(rows: Sequence[Row], every: Sequence[Row]) -> str:

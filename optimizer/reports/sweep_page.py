@@ -26,6 +26,7 @@ from ..sweeps.series import (
 from ..sweeps.table import Row
 from ..sweeps.trades import Trade
 from . import wording
+from .html_page import html_page
 from .sweep_look import COLOURS, MEASURES, PLOTLY_MARKS, SERIES, darker, ink, short_count
 
 KNOBS = ("optimizer_sharding", "recompute", "offload")
@@ -60,26 +61,14 @@ def sweep_page(rows: Sequence[Row], title: str, traded: Sequence[Trade] = ()) ->
             *([("trades", "Fronts of several aims", TRADES, "")] if traded else []),
         )
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-<script>{get_plotlyjs()}</script>
-</head>
-<body>
-<h1>{escape(title)}</h1>
+    body = f"""<h1>{escape(title)}</h1>
 <p id="count"></p>
 <div id="filters"></div>
 {sections}
 <script>const SWEEP = {data};</script>
 <script>
-{script}</script>
-</body>
-</html>
-"""
+{script}</script>"""
+    return html_page(title, style, body, script=get_plotlyjs())
 
 
 def _data(rows: Sequence[Row]) -> dict[str, Any]:

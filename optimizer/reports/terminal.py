@@ -7,20 +7,22 @@ markup, so that a name such as "[red]" stays what it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...cost_models.memory import GIB
 from ...search_spaces.layout import Layout, Problem, Recompute, Stage
-from ..aims import STEP_TIME
+from ...search_spaces.quantities import free_bytes
+from ..aims import FEWER_DEVICES, MEANT, STEP_TIME, best_in
 from ..result import Certificate, Memory, Plan, PricedLayout, StageMemory, Tie
 from . import wording
 from .comparison import MOST_LOSSES, Comparison, compare
 from .drawing import BAD, DOUBT, EIGHTHS, GOOD, INDENT, LABEL, STRONG, WIDE, bar, grid, print_sections, section, width_of
-from .further import further_sections
+from .further import aim_figure, aim_head, further_sections
 from .supernode import slow_words, supernode_sections
 
 SHOWN_STAGES = 8
@@ -39,6 +41,7 @@ TERM_STYLES = {
 }
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp")
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
+SAME_GIB = 0.05
 TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp", "offload")
 
 
@@ -50,7 +53,7 @@ def render(plan: Plan, console: Console) -> None:
     print_sections(console, [_alternatives(plan, width), *supernode_sections(plan), *further_sections(plan)], width)
     print_sections(
         console,
-        [_certificate(plan.certificate, plan.plan, plan.alternatives, _led_by(plan)), _assumptions(plan.assumptions)],
+        [_certificate(plan), _assumptions(plan.assumptions)],
         width,
     )
 
@@ -65,13 +68,14 @@ def _priced(problem: Problem, priced: PricedLayout, width: int) -> list[Renderab
     """The sections about one layout, in pairs where there is room for two."""
     wide = width >= WIDE
     half = (width - 2 * INDENT) // 2 if wide else width
+    free_gib = free_bytes(problem.cluster) / GIB
     sections = [
         _layout(problem, priced.layout),
         _time(priced, half),
-        _memory(priced.memory, half),
+        _memory(priced.memory, free_gib, half),
         _traffic(problem, priced),
     ]
-    head: list[RenderableType] = [_headline(problem, priced), _figures(priced)]
+    head: list[RenderableType] = [_headline(problem, priced), _figures(priced, free_gib)]
     if not wide:
         return [*head, *sections]
     return [*head, *(_side_by_side(left, right, half) for left, right in zip(sections[::2], sections[1::2], strict=True))]
@@ -90,22 +94,22 @@ def _side_by_side(left: RenderableType, right: RenderableType, half: int) -> Tab
 
 def _headline(problem: Problem, priced: PricedLayout) -> Group:
     model, cluster, stack, work = problem.model, problem.cluster, problem.stack, problem.workload
+    given = priced.devices_used + priced.devices_idle  # more than the problem's where those of some supernodes are left out
     title = Text.assemble(
-        (f"{model.name} on {problem.devices:,} × {cluster.accelerator.name}", STRONG),
+        (f"{model.name} on {given:,} × {cluster.accelerator.name}", STRONG),
         "   ",
         (f"{wording.count(work.global_batch, 'sequence')} of {work.seq_len:,} tokens a step", ""),
     )
     where = Text(f"cluster {cluster.name} · stack {stack.name} {stack.version} · {work.precision}", style=LABEL)
     if not priced.devices_idle:
         return Group(title, where)
-    given = priced.devices_used + priced.devices_idle
     return Group(title, where, Text(f"{priced.devices_idle:,} of {given:,} devices stay idle", style=DOUBT))
 
 
-def _figures(priced: PricedLayout) -> Table:
+def _figures(priced: PricedLayout, free_gib: float) -> Table:
     """The four figures that are looked for first, each with its companion below."""
     memory = priced.memory
-    spare = memory.usable_gib - memory.peak_gib
+    held = f"{wording.gib(over)} over" if (over := memory.peak_gib - free_gib) > 0 else "of"
     table = grid("left", "left", "left", "left", gap=4)
     columns = (
         ("step time", wording.seconds(priced.step_time_s), wording.interval(*priced.step_time_interval_s)),
@@ -115,7 +119,7 @@ def _figures(priced: PricedLayout) -> Table:
             f"{wording.significant(priced.model_tflops_per_device)} TFLOP/s",
         ),
         ("MFU, causal", wording.percent(priced.mfu), f"{wording.percent(priced.mfu_full_attention)} full"),
-        ("peak memory", wording.gib(memory.peak_gib), f"{wording.gib(abs(spare))} {'to spare' if spare >= 0 else 'over usable'}"),
+        ("peak memory", wording.gib(memory.peak_gib), f"{held} {wording.gib(free_gib)} free"),
     )
     for row, style in enumerate((LABEL, STRONG, LABEL)):
         table.add_row(*(Text(column[row], style=style) for column in columns))
@@ -211,13 +215,14 @@ def _time(priced: PricedLayout, width: int) -> Group:
     return section("Where the time goes", table, note=Text("exposed:  ", style=LABEL).append_text(kinds))
 
 
-def _memory(memory: Memory, width: int) -> Group:
-    """The fullest stage, term after term, each bar starting where the last one ended, against what is usable."""
+def _memory(memory: Memory, free_gib: float, width: int) -> Group:
+    """The fullest stage, term after term, each bar starting where the last one ended, against what is free on a device."""
     fullest = max(memory.stages, key=lambda stage: stage.peak_gib)
     style = VERDICTS[memory.verdict]
     cells = width - INDENT - 26
-    scale = cells / max(memory.capacity_gib, memory.peak_gib)
-    limits = [min(cells - 1, round(gib * scale)) for gib in (memory.usable_gib, memory.capacity_gib)]
+    scale = cells / max(free_gib, memory.peak_gib)
+    kept = memory.usable_gib < free_gib - SAME_GIB
+    limits = [min(cells - 1, round(gib * scale)) for gib in ((memory.usable_gib, free_gib) if kept else (free_gib,))]
     table = grid("left", "right", "left")
     start = 0.0
     for name, value in fullest.terms_gib.items():
@@ -227,7 +232,7 @@ def _memory(memory: Memory, width: int) -> Group:
         start += value
     whole = _segment(0, round(start * scale), cells, limits, style)
     table.add_row(Text("peak", style=STRONG), Text(wording.gib(fullest.peak_gib), style=STRONG), whole)
-    limit = f"{LIMIT} {wording.amount(memory.usable_gib)} GiB usable, {wording.amount(memory.capacity_gib)} in all"
+    limit = f"{LIMIT} {f'a plan takes up to {wording.amount(memory.usable_gib)} of ' if kept else ''}{wording.gib(free_gib)} free"
     table.add_row(Text(), Text(), Text(limit.rjust(cells), style=LABEL))
     where = f"  stage {fullest.stage} is the fullest{_others(memory.stages, fullest)}"
     return section("Memory", table, note=Text.assemble((memory.verdict, style), (where, LABEL)))
@@ -279,35 +284,62 @@ def _traffic(problem: Problem, priced: PricedLayout) -> Group:
 
 
 def _alternatives(plan: Plan, width: int) -> Group:
-    """The plan and the next best frames, with what each gives up and gains; only the degrees in which they differ are shown."""
+    """The plan and the next best frames, with what each gives up and gains; only the degrees in which they differ are shown.
+
+    Where another aim than the step time leads, its figures stand first, and how much more of it each takes.
+    """
     if not plan.alternatives:
-        none = "none on so many devices" if _led_by(plan) else "none: no other frame is legal and fits"
+        elsewhere = f"none on so many devices; --objective {_led_by(plan)},{STEP_TIME} shows those on others"
+        none = elsewhere if _led_by(plan) in FEWER_DEVICES else "none: no other frame is legal and fits"
         return section("Alternatives", Text(none, style=LABEL))
     priced = (plan.plan, *plan.alternatives)
     columns = [name for name in FRAME if len({getattr(one.layout, name) for one in priced}) > 1]
-    table = grid(*["right"] * len(columns), "right", "right", "wrap", gap=2 if width < WIDE else 3)
+    heads, figures = _figures_beside(plan)
+    table = grid(*["right"] * (len(columns) + len(heads)), "wrap", gap=2 if width < WIDE else 3)
     names = [name.replace("micro_batch", "mb") for name in columns]
-    table.add_row(*(Text(name, style=LABEL) for name in (*names, "step time", "slower", "gives up, and for what")))
+    table.add_row(*(Text(name, style=LABEL) for name in (*names, *heads, "gives up, and for what")))
     for one in priced:
-        frame = [str(getattr(one.layout, name)) for name in columns]
-        time = wording.seconds(one.step_time_s)
+        cells = [*(str(getattr(one.layout, name)) for name in columns), *figures(one)]
         if one is plan.plan:
-            table.add_row(*(Text(cell, style=STRONG) for cell in (*frame, time, "", "the plan")))
+            table.add_row(*(Text(cell, style=STRONG) for cell in (*cells, "the plan")))
             continue
         found = compare(plan.problem, plan.plan, one)
         tied = any(plan.alternatives[tie.alternative] is one for tie in plan.ties)
         trade = Text.assemble(("tie", DOUBT), ": ", _trade(found)) if tied else _trade(found)
-        table.add_row(*map(Text, frame), Text(time), Text(wording.signed(wording.percent(found.slower))), trade)
+        table.add_row(*map(Text, cells), trade)
     body: list[RenderableType] = [table, *([Text(_tie_sentence(plan.ties))] if plan.ties else [])]
     return section("Alternatives", *body, note=Text("degrees not shown are the plan's", style=LABEL))
 
 
+def _figures_beside(plan: Plan) -> tuple[tuple[str, ...], Callable[[PricedLayout], tuple[str, ...]]]:
+    """Heads of the figures by which layouts stand beside the plan, and those of a layout."""
+    led, own = _led_by(plan), plan.plan
+
+    def more(value: float, than: float) -> str:
+        return wording.signed(wording.percent(value / than - 1.0)) if than else ""
+
+    def fast(one: PricedLayout) -> tuple[str, ...]:
+        slower = "" if one is own else more(one.step_time_s, own.step_time_s)
+        return wording.seconds(one.step_time_s), slower
+
+    def little(one: PricedLayout) -> tuple[str, ...]:
+        value, least = (one.aims or {})[led], (own.aims or {})[led]
+        return aim_figure(led, value), "" if one is own else more(value, least), wording.seconds(one.step_time_s)
+
+    if not led or plan.front_certificate is None:
+        return ("step time", "slower"), fast
+    return (aim_head(led, plan.front_certificate), "more", "step time"), little
+
+
 def _tie_sentence(ties: Sequence[Tie]) -> str:
     """What the predictions cannot tell apart, and what would tell the nearest of it."""
-    first = ties[0]
+    first, count = ties[0], wording.count(len(ties), "alternative")
+    if not first.noise:
+        return f"{count} with as much {MEANT.get(first.aim, first.aim)} as the plan: {first.decided_by}."
+    may = "be as fast" if first.aim == STEP_TIME else f"lie as low in {MEANT.get(first.aim, first.aim)}"
     return (
         f"Two layouts of one problem are misjudged against each other by {wording.percent(first.noise)}: "
-        f"{wording.count(len(ties), 'alternative')} may be as fast. Beside the nearest, {first.decided_by}."
+        f"{count} may {may}. Beside the nearest, {first.decided_by}."
     )
 
 
@@ -326,25 +358,45 @@ def _led_by(plan: Plan) -> str:
     return "" if first == STEP_TIME else first
 
 
-def _certificate(certificate: Certificate, priced: PricedLayout, others: Sequence[PricedLayout], aim: str = "") -> Group:
-    """What was proved of the step time, and what the events of the schedule say; `aim` is what the plan makes least instead."""
+def _certificate(plan: Plan) -> Group:
+    """What was proved of the aim that leads, and of the step time, and what the events of the schedule say."""
+    certificate, led = plan.certificate, _led_by(plan)
     optimal = certificate.status == "optimal"
     bound, gap = wording.seconds(certificate.lower_bound_s), wording.percent(certificate.gap)
-    if aim and not optimal:
-        verdict = f"The plan is the least in {aim}: no layout is faster than {bound}, and the plan takes {gap} longer."
+    if led and not optimal:
+        verdict = f"{_aim_verdict(plan)} No layout is faster than {bound}; the plan takes {gap} longer."
     elif optimal:
         verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}{_anyhow(certificate)}."
     else:
         verdict = f"Not proved: a layout could be as fast as {bound}; the plan takes {gap} longer{_anyhow(certificate)}."
-    left = "cut by the bound" if optimal or aim else "cut by the bound or not looked at"
+    left = "cut by the bound" if optimal or led else "cut by the bound or not looked at"
     counts = (
         f"{wording.count(certificate.legal, 'legal layout')}: {certificate.scored:,} scored, {certificate.cut_by_bound:,} {left}, "
         f"{certificate.cut_by_memory:,} cut by memory, in {wording.seconds(certificate.seconds)}."
     )
     body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate))]
-    body += [Text(sentence) for sentence in _simulated(priced, others)]
+    body += [Text(sentence) for sentence in _simulated(plan.plan, plan.alternatives)]
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
-    return section("Certificate", *body, note=Text(_status(certificate), style=GOOD if optimal else DOUBT))
+    status = f"of the step time: {_status(certificate)}" if led else _status(certificate)
+    return section("Certificate", *body, note=Text(status, style=GOOD if optimal else DOUBT))
+
+
+def _aim_verdict(plan: Plan) -> str:
+    """What is known of the aim that leads, where that is not the step time."""
+    found = plan.front_certificate
+    assert found is not None
+    name, own = found.aims[0], plan.plan.aims or {}
+    if found.lower_bound is not None and found.gap is not None:
+        if found.gap < CUTS_PROVED:
+            return f"No layout has less of the {MEANT.get(name, name)} than the plan."
+        bound = f"{aim_figure(name, found.lower_bound)} {found.units[name]}"
+        return (
+            f"No layout's {MEANT.get(name, name)} lies below {bound}: the plan's {aim_figure(name, own[name])} is "
+            f"{wording.percent(found.gap)} above that."
+        )
+    proved = found.method == "exact" and not found.stopped
+    how = "of all layouts, as its section above says" if proved else "that was found, not proved"
+    return f"The plan has the {best_in(name)} {how}."
 
 
 def _status(certificate: Certificate) -> str:

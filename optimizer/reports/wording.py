@@ -8,6 +8,7 @@ from collections.abc import Sequence
 MINUS = "−"
 NONE = "—"
 SMALLEST_SHARE = 0.001
+SI = (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -64,6 +65,13 @@ def signed(text: str) -> str:
 def times(ratio: float) -> str:
     """A factor: 2.1×, 14×."""
     return f"{significant(ratio, 2)}×"
+
+
+def large(value: float) -> str:
+    """A large number with its suffix: 671B, 10T, 1.8T."""
+    suffix, size = next(((name, size) for name, size in SI if value >= 0.9995 * size), ("", 1.0))
+    text = significant(value / size)
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + suffix
 
 
 def count(number: int, noun: str) -> str:

@@ -30,7 +30,7 @@ from pydantic import ConfigDict, Field, field_validator
 from ...search_spaces.documents import did_you_mean, read_document, to_record
 from ...search_spaces.errors import InputError
 from ...search_spaces.model import Frozen
-from .family import member_name
+from ...search_spaces.scaling_families import member_name
 
 MOST_POINTS = 1_000_000
 PER_DEVICE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:per|/|×|x|\*)\s*devices?")
@@ -248,7 +248,11 @@ def _counts(found: _File, folder: Path) -> dict[tuple[str, int | str], int]:
     own, file = found.prices, found.prices if isinstance(found.prices, str) else ""
     prices = own if isinstance(own, dict) else read_prices([beside.get(file, file)], field="prices")
     machines = {cluster: load_cluster(beside.get(cluster, cluster)) for cluster in found.clusters}
-    return counts | {(name, given): Like.read(given).of(machines[name], beside, prices) for name in machines for given in like}
+    shared = [batch for batch in map(_batch, found.global_batch) if batch.unit != "per device"]
+    batches = {batch.sequences(1, seq_len) for batch in shared for seq_len in found.seq_len}
+    return counts | {
+        (name, given): Like.read(given).of(machines[name], beside, prices, batches) for name in machines for given in like
+    }
 
 
 def _names(model: str | _Scaling) -> Iterable[str]:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.inputs import Kind, catalog_names
 from ..commands.problem_options import SearchOptions
-from .family import family_model, is_family
 from .grid import PlanOptions, Point
 
 if TYPE_CHECKING:
     from ...search_spaces.layout import Problem
+    from ..known_best import KnownBest
     from ..leftover import Left
 
 Status = Literal["optimal", "feasible", "infeasible", "bad input", "failed"]
@@ -76,6 +76,7 @@ def solve(point: Point, folder: Path) -> Outcome:
             inside_by_default=not options.inside,
             left=left,
             bound_cuts=options.bound_cuts,
+            known=_known_best(),
         )
         if options.checkpoint is not None:
             found = with_checkpoints(found, parse_way(problem.cluster, options.checkpoint), profile)
@@ -112,9 +113,17 @@ def problem_of(point: Point, options: PlanOptions, folder: Path) -> tuple[Proble
         "stack": None if options.stack is None else _named("stacks", options.stack, folder),
         "expert_loads": None if loads is None else Path(loads),
     }
-    model = family_model(point.model) if is_family(point.model) else _named("models", point.model, folder)
+    model = _named("models", point.model, folder)
     asked = SearchOptions(**(said | files), precision=point.precision)
     return asked.sought(model, machine, devices, point.global_batch, point.seq_len), left
+
+
+@cache
+def _known_best() -> KnownBest:
+    """The best layouts of the points that this process planned before."""
+    from ..known_best import KnownBest
+
+    return KnownBest()
 
 
 @cache

@@ -17,10 +17,12 @@ from typing import Any
 
 from ...search_spaces.documents import did_you_mean
 from ...search_spaces.errors import InputError
+from .grid import AXES
 from .table import TEXT, Row
 
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 SAME, OTHER = "=", "!="
+MOST_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,26 @@ def parse_query(text: str, columns: Sequence[str]) -> tuple[Condition, ...]:
 def select(rows: Sequence[tuple[str, Row]], conditions: Sequence[Condition]) -> list[tuple[str, Row]]:
     """The rows, with their keys, that meet every condition."""
     return [(key, row) for key, row in rows if all(condition.met(row) for condition in conditions)]
+
+
+def check_values(conditions: Sequence[Condition], rows: Sequence[Row]) -> None:
+    """InputError where no row has a value that a condition names of what is asked of a point; it names those that there are."""
+    for condition in conditions:
+        asked = condition.column in AXES or condition.column.startswith("option ")
+        if not rows or not asked or condition.sign in ORDERS:
+            continue
+        stored = list(dict.fromkeys(row[condition.column] for row in rows if row.get(condition.column) is not None))
+        for wanted in condition.values:
+            if not any(_same(value, wanted) for value in stored):
+                raise InputError(_nowhere(condition.column.removeprefix("option "), wanted, stored))
+
+
+def _nowhere(name: str, wanted: str | float, stored: Sequence[Any]) -> str:
+    word = wanted.strip() if isinstance(wanted, str) else f"{wanted:g}"
+    listed = ", ".join(map(str, stored[:MOST_LISTED])) + f" and {len(stored) - MOST_LISTED:,} more" * (len(stored) > MOST_LISTED)
+    near = did_you_mean(word, tuple(map(str, stored))) if isinstance(wanted, str) else ""
+    said = f"--show: no point that is stored has {name} {word}{near or f'; there is {listed}'}"
+    return f"{said}; commas stand between conditions" if re.search(r"[;<>=&]", word) else said
 
 
 def _condition(text: str, columns: Sequence[str]) -> Condition:

@@ -6,6 +6,8 @@ asked, which writes them to the store.
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 """The address that starts Ray on this machine."""
+ANSWERS_WITHIN_S = 5.0
+"""Seconds in which the head of a cluster takes a connection; Ray itself tries for minutes."""
 
 
 class Ray:
@@ -32,9 +36,10 @@ class Ray:
         local = address == LOCAL
         more: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False} if local else {}
         try:
+            _reach(address)
             self._ray.init(address="local" if local else address, log_to_driver=False, logging_level="ERROR", **more)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            reason = str(error).splitlines()[0]
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
             raise InputError(f"--ray {address}: no cluster answers there ({reason}); start one, or write --ray {LOCAL}") from error
         self._task: Any = ray.remote(max_retries=0)(_solve)
         self._keys: dict[Any, str] = {}
@@ -64,6 +69,12 @@ class Ray:
         except self._ray.exceptions.RayError:  # its worker, or the machine, was lost
             return None
         return outcome
+
+
+def _reach(address: str) -> None:
+    """OSError where an address names a host and a port, as in ray://head:10001, and nobody answers there."""
+    if found := re.fullmatch(r"(?:\w+://)?\[?(.+?)\]?:(\d{1,5})/?", address):
+        socket.create_connection((found[1], int(found[2])), ANSWERS_WITHIN_S).close()
 
 
 def _solve(asked: str, folder: str) -> Outcome:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from .family import is_family, parameters
+from ...search_spaces.scaling_families import is_family, parameters
 from .grid import AXES, Batch
 from .point import PLANNED
 from .table import Row

@@ -123,16 +123,16 @@ def require_parquet() -> None:
 
 def export_winners(
     store: Store, keys: Sequence[str], framework: str, directory: Path, framework_version: str | None = None
-) -> tuple[int, tuple[str, ...]]:
+) -> tuple[int, dict[str, str]]:
     """Writes every plan and its framework's files into a folder of its own, all or none.
 
-    Returns how many folders there are, and in sentences which plans the framework cannot express.
+    Returns how many folders there are, and by the keys of the points whose plans the framework cannot express, why not.
     """
     from ..exporters import render
     from ..result import Plan
 
     files: dict[str, str | bytes] = {}
-    notes: list[str] = []
+    refused: dict[str, str] = {}
     written = 0
     for point, outcome in documents(store, keys):
         if outcome.document is None:
@@ -142,13 +142,13 @@ def export_winners(
         try:
             launch = render(plan, framework, framework_version)
         except Infeasible as error:
-            notes.append(f"{folder}: not written: {'; '.join(error.reasons or (error.summary,))}")
+            refused[point.key] = "; ".join(error.reasons or (error.summary,))
             continue
         files |= {f"{folder}/{name}": text for name, text in {"plan.json": plan.to_json(), **launch}.items()}
         written += 1
     if files:
         write_folder(directory, files)
-    return written, tuple(notes)
+    return written, refused
 
 
 def folder_name(point: Point) -> str:

@@ -463,14 +463,17 @@ def chosen_by_frame(model: CostModel, layouts: list[Layout], top: int) -> list[f
 
 
 def settings(problem: Problem, layout: Layout) -> int:
-    """How many settings a layout has of the switches that hide what replicas send once per step: two of each."""
+    """How many settings a layout has of the switches that hide what TP sends where it cuts sequences too, and what replicas send
+    once per step: two of each.
+    """
     moe = any(isinstance(kind.mlp, MoeMlp) for kind in problem.model.kinds.values())
     talks = layout.dp * layout.cp > 1 or (moe and layout.edp > 1)
     sent = {
         "dp_gradients": layout.optimizer_sharding in ("none", "zero1"),
         "dp_parameters": layout.optimizer_sharding in ("zero1", "zero2"),
     }
-    return 2 ** sum(talks and there and getattr(problem.stack.overlap, name) > 0 for name, there in sent.items())
+    there = {name: talks and under for name, under in sent.items()} | {"tp": layout.tp > 1 and layout.sequence_parallel}
+    return 2 ** sum(met and getattr(problem.stack.overlap, name) > 0 for name, met in there.items())
 
 
 def price_everything(problem: Problem, model: CostModel, layouts: list[Layout]) -> Priced:

@@ -21,7 +21,7 @@ from paraplan.search_spaces.inputs import build_problem
 from rich.console import Console
 
 from .applying import applied
-from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, line, rules
+from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, line, rules, terms
 
 JOB = """\
 task:
@@ -253,3 +253,54 @@ def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(arguments) == 2
         assert capsys.readouterr().err.startswith("paraplan: ")
+
+
+BRIDGE = (
+    "run_recipe.py --recipe llama31_8b_pretrain_config model.tensor_model_parallel_size=2 train.micro_batch_size=2 "
+    "train.global_batch_size=64 model.seq_length=8192 {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "logit_bytes"),
+    [
+        (BRIDGE.format(""), 2.0),
+        (BRIDGE.format("model.cross_entropy_loss_fusion=true"), 2.0),
+        (BRIDGE.format("model.cross_entropy_loss_fusion=false"), 10.0),
+        (BRIDGE.format("model.cross_entropy_fusion_impl=native"), 10.0),
+        (line(tp=2, cross_entropy_loss_fusion=True), 10.0),
+        (line(tp=2, cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te"), 2.0),
+        (line(tp=2, cross_entropy_fusion_impl="te"), 10.0),
+    ],
+)
+def test_the_kernel_of_the_loss_decides_what_logits_hold(text: str, logit_bytes: float) -> None:
+    """Transformer Engine's writes over the BF16 logits; Megatron-Core's own keeps them in FP32, with their gradient."""
+    found = check(read_text(text, "job"), "llama-3.1-8b", "hgx-h100", devices=8, global_batch=64, seq_len=8192, best=False)
+    assert found.problem is not None and found.priced is not None and not found.unknown
+    assert found.problem.stack.footprint.logit_bytes == logit_bytes
+
+
+def test_an_unfused_loss_takes_eight_bytes_more_per_logit() -> None:
+    """Of 2·8,192 tokens and half of 128,256 words on each of two ranks, at the same step time."""
+    fused, unfused = (
+        check(
+            read_text(BRIDGE.format(f"model.cross_entropy_loss_fusion={on}"), "job"),
+            "llama-3.1-8b",
+            "hgx-h100",
+            devices=8,
+            best=False,
+        )
+        for on in ("true", "false")
+    )
+    assert terms(unfused)["transient"] - terms(fused)["transient"] == pytest.approx(2 * 8192 * 128256 / 2 * 8 / 2**30)
+    assert fused.priced is not None and unfused.priced is not None
+    assert unfused.priced.step_time_s == fused.priced.step_time_s
+
+
+@pytest.mark.parametrize(("model", "gib", "verdict"), [("llama-3.1-8b", "15.0", "of"), ("deepseek-v3", "1,250", "more than")])
+def test_the_host_holds_gradients_beside_the_states(model: str, gib: str, verdict: str) -> None:
+    """8.03 and 671 billion parameters (no MTP layer is asked for) of 12 + 4 bytes over eight devices, 233 GiB of host each."""
+    offloaded = line("--use-precision-aware-optimizer --optimizer-cpu-offload --use-distributed-optimizer", tp=4, mbs=1, gbs=8)
+    found = check(read_text(offloaded, "job"), model, "hgx-h100", devices=8, seq_len=4096, best=False)
+    said = f"16 B per parameter, take {gib} GiB for each device, {verdict} the 233 GiB"
+    assert any(said in each for each in found.advice), found.advice

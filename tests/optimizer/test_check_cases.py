@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
+from paraplan.optimizer.reports.check import render_check
 from paraplan.search_spaces.inputs import load_stack
 from paraplan.search_spaces.model import Attention, DenseMlp, LayerKind, ModelSpec
+from rich.console import Console
 
-from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, legal, rules, states, terms
+from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, legal, line, rules, states, terms
 
 SHARDED_ONLY = {"use-distributed-optimizer": True}
 SHARDED = {**SHARDED_ONLY, "sequence-parallel": True}
@@ -108,6 +110,21 @@ def test_chunks_of_an_80_layer_model() -> None:
     assert legal(found, "C060", "vpp") == (1, 2, 4, 5, 10, 20)
 
 
+@pytest.mark.parametrize(
+    ("options", "mtp", "printed"),
+    [("", 0, "16+16+16+13\n"), ("--mtp-num-layers 1", 1, "16+16+16+13 (1 MTP layer more)"), ("--mtp-num-layers 0", 0, "+13\n")],
+)
+def test_mtp_layers_are_those_that_are_asked_for(options: str, mtp: int, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A config.json has an MTP layer; Megatron builds it only where its option says so."""
+    text = line(options, pp=4, last=13, ep=8, experts=256, mbs=1, gbs=640, seq=4096)
+    found = check(read_text(text, "job", devices=128), "deepseek-r1", "hgx-h100", best=False)
+    assert found.problem is not None and (found.problem.model.mtp is not None) is bool(mtp)
+    assert found.mtp == (0, 0, 0, mtp)
+    assert any(said.startswith("no MTP layers, where deepseek-r1 has 1") for said in found.assumptions) is not bool(mtp)
+    render_check(found, "job", Console(width=100))
+    assert printed in capsys.readouterr().out
+
+
 # --- experts -----------------------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +170,25 @@ def test_experts_of_46_layers_on_32_devices() -> None:
 def test_experts_per_rank_of_fused_kernels(ep: int, broken: bool) -> None:
     found = checked(form="mindspeed-llm", world=64, ep=ep, experts=512, layers=48, heads=16)
     assert ("P004" in rules(found)) is broken
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "stack", "broken"),
+    [
+        ("atlas-800t-a2", {}, "mindspeed-llm", True),
+        ("atlas-800t-a2", {"framework": "megatron-lm"}, "megatron-lm", False),
+        ("hgx-h100", {}, "megatron-lm", False),
+    ],
+)
+def test_megatron_script_on_ascend_is_run_by_mindspeed(
+    tmp_path: Path, cluster: str, options: dict[str, Any], stack: str, broken: bool
+) -> None:
+    """256 experts a rank are more than Ascend's fused kernels take, whoever the script was written for; asked for, it stays."""
+    script = tmp_path / "pretrain.sh"
+    script.write_text(line(ep=2, experts=512, layers=48, heads=16))
+    found = check(script, cluster=cluster, devices=64, best=False, **options)
+    assert found.stack == stack and ("P004" in rules(found)) is broken
+    assert any("run by MindSpeed-LLM" in said for said in found.assumptions) is broken
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------------
@@ -274,6 +310,8 @@ def test_recompute_apart_from_backward_passes(flags: str, said: tuple[str, ...])
     found = checked(f"{flags} --num-layers-per-virtual-pipeline-stage 4", form="mindspeed-llm", world=4, **values)
     sentences = [each.sentence for each in found.broken if each.rule == "C076"]
     assert len(sentences) == len(said) and all(any(word in text for text in sentences) for word in said), sentences
+    unpriced = [each for each in found.assumptions if "--recompute-in-bubble is not priced" in each]
+    assert len(unpriced) == ("--recompute-in-bubble" in flags)
     plain = checked(flags, form="mindspeed-llm", world=4, **values)
     assert any(each.rule == "C076" and "needs pp > 1" in each.sentence for each in plain.broken)
 
@@ -570,11 +608,11 @@ def test_attention_that_is_not_fused_grows_with_the_square() -> None:
 
 
 def test_offloaded_states_on_the_host() -> None:
-    """12 bytes · 30.53e9 = 366 GB over 8 devices, 42.7 GiB each."""
+    """12 bytes of states and 4 of gradients · 30.53e9 = 489 GB over 8 devices, 56.9 GiB each."""
     values = {"ep": 8, "etp": 1, "mbs": 1, "gbs": 64, "seq": 4096, "use-distributed-optimizer": True}
     offload = {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
     found = checked(QWEN3_30B, world=8, options=H100, **values, **offload)
-    assert any("take 42.7 GiB for each device" in said for said in found.advice)
+    assert any("take 56.9 GiB for each device" in said for said in found.advice)
 
 
 # --- invariants, each broken once and mended ---------------------------------------------------------------------------------
@@ -606,3 +644,25 @@ def test_invariants(rule: str, wrong: dict[str, Any], right: dict[str, Any]) -> 
 
     assert rule in found(wrong)
     assert not found(right)
+
+
+@pytest.mark.parametrize(
+    ("more", "broken"),
+    [
+        ("model.vocab_size=151669", True),
+        ("model.vocab_size=151669 model.should_pad_vocab=true", True),
+        ("model.vocab_size=151672", False),
+    ],
+)
+def test_vocabulary_that_bridge_is_given_is_not_padded(more: str, broken: bool) -> None:
+    """151669 = 4 · 37917 + 1; the training loop pads a tokenizer's vocabulary only."""
+    found = check(read_text(f"run_recipe.py model.tensor_model_parallel_size=4 {more}", "job", devices=8), best=False)
+    assert rules(found) == ({"C023"} if broken else set())
+    assert not broken or "4 does not divide the vocabulary 151669; 151672 would" in found.broken[0].sentence
+
+
+def test_a_grid_is_named_by_its_degrees() -> None:
+    """TP 16 of 1,152 devices in racks of 72: neither is a part of the other."""
+    found = checked(layers=8, heads=32, tp=16, world=1152, options={"cluster": "gb200-nvl72"})
+    (broken,) = (each for each in found.broken if each.rule == "C141")
+    assert "and tp·cp·pp·dp = 1152 is more than" in broken.sentence and "devices_used" not in broken.sentence

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from paraplan.optimizer.checking.checked import Checked
+from paraplan.optimizer.checking.checked import Change, Checked
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
 
@@ -245,6 +245,33 @@ def test_advice_taken_literally(form: str, seed: int) -> None:
         assert sum(gains) == pytest.approx(found.best.step_time_s - found.priced.step_time_s)
 
 
+def judged_when_full(form: str, text: str) -> Checked:
+    """Judged on small devices with long sequences, which fill them."""
+    job = read_text(text, "job", form=form.split()[0], devices=32)
+    model = None if job.model or job.model_name else "llama-3.1-8b"
+    given = {"global_batch": 64} if form == "paraplan" else {}
+    return check(job, model, "atlas-800t-a2" if form in ON_ASCEND else "hgx-a100-40gb", best=False, seq_len=32768, **given)
+
+
+@pytest.mark.parametrize("form", JOBS)
+def test_mends_taken_literally(form: str) -> None:
+    """Made word for word, what is said to mend a job that does not fit does so, at the peak and step that it names."""
+    made_so_far = 0
+    for seed in (20, 24, 25):
+        text = JOBS[form](Random(f"{form} {seed}"))
+        found = judged_when_full(form, text)
+        for mend in found.fit.mends if found.fit is not None else ():
+            changed = applied(form, text, [Change(column="", before=old, after=new) for old, new in mend.changes])
+            again = judged_when_full(form, changed)
+            assert again.fit is not None and again.priced is not None, (text, changed, again.unpriced)
+            assert {each.rule for each in again.broken} <= {each.rule for each in found.broken}, (text, changed)
+            assert again.fit.over_gib <= 0 < found.fit.over_gib
+            assert again.fit.peak_gib == pytest.approx(mend.peak_gib, rel=1e-3), (text, changed)
+            assert again.priced.step_time_s == pytest.approx(mend.step_time_s, rel=1e-3), (text, changed)
+            made_so_far += 1
+    assert made_so_far
+
+
 def test_torchtitan_itself_takes_what_is_advised() -> None:
     """Switches, parts of the model and activation checkpointing, before its own parser."""
     pytest.importorskip("torchtitan", reason="needs the extra 'export-proof'")
@@ -330,9 +357,26 @@ def test_what_a_recipe_may_set_is_not_broken_by_its_absence() -> None:
     assert "C029" in {each.rule for each in told.broken}
 
 
-def test_a_recipe_is_known_by_its_name_without_dots() -> None:
-    text = RECIPE.format("llama31_70b_pretrain_config") + "model.pipeline_model_parallel_size=4"
-    assert read_text(text, "job").model_name == "llama-3.1-70b"
+@pytest.mark.parametrize(
+    ("degrees", "devices", "rule"),
+    [
+        ("model.pipeline_model_parallel_size=3", 32, "C001"),  # 2·3·cp divides 32 for no cp
+        ("model.expert_model_parallel_size=16 model.num_moe_experts=128", 4, "C002"),
+    ],
+)
+def test_what_no_recipe_could_set_right_is_broken(degrees: str, devices: int, rule: str) -> None:
+    found = check(read_text(RECIPE.format("some_pretrain_config") + degrees, "job", devices=devices), best=False)
+    assert rule in {each.rule for each in found.broken}
+    assert not any(said.startswith(rule) for said in found.not_judged)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [("llama31_70b_pretrain_config", "llama-3.1-70b"), ("llama3_70b_pretrain_config", "llama-3.1-70b"), ("llama4_9b", None)],
+)
+def test_a_recipe_is_known_by_its_name_without_dots(recipe: str, model: str | None) -> None:
+    text = RECIPE.format(recipe) + "model.pipeline_model_parallel_size=4"
+    assert read_text(text, "job").model_name == model
 
 
 def test_what_is_not_judged_names_what_is_missing() -> None:

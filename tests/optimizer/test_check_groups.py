@@ -93,6 +93,16 @@ def test_a_grid_in_any_order_of_ranks_is_right() -> None:
     assert check_groups(lists, {"tp": 2, "cp": 2, "pp": 4, "dp": 4}).ok
 
 
+def test_a_dimension_without_groups_is_said_to_have_none() -> None:
+    (tp,) = check_groups({"tp": []}, {"tp": 8, "dp": 64}, devices=512).dimensions
+    assert tp.broken[0] == "tp: no groups; it should be 64 groups of 8."
+
+
+def test_one_group_that_leaves_a_supernode() -> None:
+    found = check_groups({"tp": [list(range(64))]}, cluster=load_cluster("hgx-h100"))
+    assert any("1 group of 1 leaves its server of 8 devices" in said for said in found.dimensions[0].broken)
+
+
 def test_groups_that_leave_a_supernode() -> None:
     lists = {"tp": [list(range(start, start + 16)) for start in range(0, 64, 16)]}
     found = check_groups(lists, cluster=load_cluster("hgx-h100"))

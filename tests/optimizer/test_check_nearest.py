@@ -14,10 +14,12 @@ from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
 
 from .applying import made
+from .check_samples import LLAMA_7B, checked, rules
 from .test_check_changes import DENSE, ON_ASCEND, SPARSE
 
 MODEL = "qwen3-30b-a3b"
 DEVICES, BATCH, LENGTH = 48, 96, 4096
+CHUNKS = "num-layers-per-virtual-pipeline-stage"
 
 
 def degrees(drawn: Random) -> dict[str, int]:
@@ -30,7 +32,8 @@ def degrees(drawn: Random) -> dict[str, int]:
 def megatron(form: str, drawn: Random) -> str:
     d, model = degrees(drawn), drawn.choice((DENSE, SPARSE.replace(" --expert-model-parallel-size 8", "")))
     experts = f"--expert-model-parallel-size {d['ep']}" if "experts" in model else ""
-    chunks = drawn.choice((f"--num-virtual-stages-per-pipeline-rank {d['vpp']}", "--num-layers-per-virtual-pipeline-stage 2"))
+    layers = f"--{CHUNKS} {drawn.choice((1, 2, 3, 5, 16))}"
+    chunks = drawn.choice((f"--num-virtual-stages-per-pipeline-rank {d['vpp']}", layers))
     return (
         f"torchrun {model} {experts} --tensor-model-parallel-size {d['tp']} --pipeline-model-parallel-size {d['pp']} "
         f"--context-parallel-size {d['cp']} --micro-batch-size {d['micro_batch']} {chunks if d['vpp'] > 1 else ''} "
@@ -176,7 +179,107 @@ def test_what_is_near_is_legal(form: str) -> None:
         found = judged(form, text)
         assert bool(found.broken) or not found.nearest
         for words, change in zip(found.nearest, found.nearest_columns, strict=True):
+            assert words and all(words), (text, change)
             again = after(form, text, words)
             assert not again.broken, (text, change, words, [each.sentence for each in again.broken])
             proposals += 1
     assert proposals >= 3
+
+
+def layers_per_chunk(depth: int, layers: int = 32, world: int = 32, pp: int = 4) -> Checked:
+    more = LLAMA_7B.replace("--num-layers 32", f"--num-layers {layers}")
+    return checked(more, world=world, tp=2, pp=pp, gbs=128, mbs=1, seq=4096, sequence_parallel=True, **{CHUNKS: depth})
+
+
+@pytest.mark.parametrize(("depth", "nearest"), [(3, (2, 4, 1)), (16, (4,))])
+def test_layers_per_chunk_that_do_not_divide(depth: int, nearest: tuple[int, ...]) -> None:
+    """A stage's 8 layers in chunks of 3 or 16: those near that divide 8 are proposed, each with the option that says it."""
+    found = layers_per_chunk(depth)
+    (broken,) = found.broken
+    assert broken.rule == "C060"
+    assert f"1, 2, 4 would, as would leaving --{CHUNKS} out" in broken.sentence
+    assert [words for words in found.nearest if len(words) == 1] == [(f"--{CHUNKS} {value}",) for value in nearest]
+
+
+def test_layers_that_no_chunk_divides() -> None:
+    """31 layers on four stages: 7, then three times 8, and no chunks."""
+    found = layers_per_chunk(2, layers=31)
+    assert rules(found) == {"C060"} and "7 in the first and 8 in the last stage (7+8+8+8)" in found.broken[0].sentence
+    first = "--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 8", f"no --{CHUNKS}"
+    assert found.nearest[0] == first
+
+
+def test_what_is_enough_is_not_proposed_with_more() -> None:
+    """A stage of its own at each end does without chunks; fewer stages or another micro-batch on top mend no more."""
+    assert layers_per_chunk(2, layers=33).nearest_columns == ({"vpp": 1},)
+
+
+@pytest.mark.parametrize("form", ["megatron-lm", "mindspeed-llm"])
+def test_processes_of_a_grid_that_does_not_come_out(form: str) -> None:
+    """TP 2 · PP 3 of 40 devices: the job starts 40 processes, however few its unfinished grid would take."""
+    degrees = {"tp": 2, "pp": 3, "gbs": 120, "mbs": 1, "seq": 4096, "sequence_parallel": True}
+    cluster = "cloudmatrix-384" if form in ON_ASCEND else "hgx-h100"
+    found = checked(LLAMA_7B, world=40, form=form, options={"cluster": cluster, "best": True}, **degrees)
+    assert "C001" in rules(found) and found.best is not None and found.changes
+    said = " ".join(f"{each.before} {each.after}" for each in found.changes)
+    assert found.best.layout.devices == 40 and "processes" not in said
+
+
+def test_too_few_micro_batches_to_interleave() -> None:
+    """3 micro-batches on 6 stages: without chunks they run, and with a batch of 6 they do so in chunks."""
+    degrees = {"tp": 4, "pp": 6, "vpp": 2, "gbs": 3, "mbs": 1, "seq": 4096, "layers": 48, "heads": 32, "sequence_parallel": True}
+    found = checked(world=24, **degrees)
+    assert rules(found) == {"C030a"}
+    assert found.nearest[:2] == (("no --num-virtual-stages-per-pipeline-rank",), ("--global-batch-size 6",))
+
+
+SIZED = LLAMA_7B.replace("--num-layers 32", "")
+SMALL_EXPERTS = "--hidden-size 2048 --ffn-hidden-size 6144 --moe-ffn-hidden-size 768 --vocab-size 32000"
+LISTED = (
+    {"more": SIZED, "world": 8, "layers": 30, "pp": 4},
+    {"more": LLAMA_7B, "world": 4, "pp": 4, "tp": 2},
+    {"more": LLAMA_7B, "world": 8, "tp": 2, "cp": 4, "seq": 4100},
+    {"more": LLAMA_7B, "world": 36, "tp": 18, "sequence_parallel": True},
+    {"more": LLAMA_7B, "world": 64, "tp": 2, "pp": 8, "gbs": 10},
+    {"more": SMALL_EXPERTS, "world": 24, "ep": 24, "experts": 256, "layers": 48, "heads": 32},
+    {"more": LLAMA_7B, "world": 24, "tp": 3, "pp": 5, "mbs": 3, "gbs": 64},
+)
+
+
+@pytest.mark.parametrize("values", LISTED)
+def test_values_that_are_listed_are_legal_with_the_rest_as_it_is(values: dict[str, Any]) -> None:
+    """Each value of one column, set in the job, mends its rule and breaks none that was met."""
+    given = {"gbs": 48, "mbs": 1, "seq": 4096, **values}
+    found = checked(**given)
+    assert found.broken
+    option = {"micro_batch": "mbs", "global_batch": "gbs", "seq_len": "seq"}
+    for each in found.broken:
+        for column, listed in each.legal.items():
+            for value in listed:
+                again = checked(**{**given, option.get(column, column): value})
+                assert rules(again) <= rules(found) - {each.rule}, (each.rule, column, value)
+
+
+@pytest.mark.parametrize(
+    ("values", "rule", "column", "listed", "said"),
+    [
+        (LISTED[0], "C060", "pp", (1, 2), "; 1 or 2 would"),
+        (LISTED[5], "C080c", "ep", (1, 2, 4, 8), "; 4 or 8 would"),
+        (LISTED[3], "C020", "tp", (1, 2, 4), "; 2 or 4 would"),
+    ],
+)
+def test_a_sentence_names_the_nearest_of_those(
+    values: dict[str, Any], rule: str, column: str, listed: tuple[int, ...], said: str
+) -> None:
+    found = checked(**{"gbs": 72, "mbs": 1, "seq": 4096, **values})
+    (broken,) = (each for each in found.broken if each.rule == rule)
+    assert broken.legal[column] == listed and not broken.alone
+    assert said in broken.sentence
+
+
+def test_values_that_mend_one_rule_and_break_another_are_said_to() -> None:
+    """TP 1 divides the 32 heads, and leaves three replicas that do not divide a batch of 4."""
+    found = checked(LLAMA_7B, world=3, tp=3, gbs=4, mbs=1, seq=4096)
+    (broken,) = (each for each in found.broken if each.rule == "C020")
+    assert broken.legal == {} and broken.alone == {"tp": (1,)}
+    assert "would" not in broken.sentence

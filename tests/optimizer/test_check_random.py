@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.checking.group_check import read_and_check
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.exporters import EXPORTERS, export
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import evaluate
 from paraplan.optimizer.planner import plan as make_plan
 from paraplan.optimizer.readers import read_job
 from paraplan.optimizer.result import Plan
@@ -111,7 +111,7 @@ def test_mtp_layers_of_a_job_follow_its_decoder_layers(mtp: Any, tmp_path: Path)
 
 def test_exported_groups_are_right(tmp_path: Path) -> None:
     for number, plan in enumerate(plans(6, 19, "megatron-lm", "hgx-h100", (DENSE, LATENT, MOE))):
-        (file,) = export(plan, "groups", tmp_path / str(number))
+        file, *_ = export(plan, "groups", tmp_path / str(number))
         layout = plan.plan.layout
         sizes = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
         found = read_and_check(file, sizes, layout.devices, None)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from paraplan.optimizer.checking.checker import check
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.exporters import render
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import evaluate
-from paraplan.optimizer.readers import read_text
+from paraplan.optimizer.readers import Job, read_text
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.step_timeline import step_timeline
+from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Layout, Split
 
@@ -53,11 +54,20 @@ PLANS: list[tuple[str, str, str, int, int, str, tuple[int, ...]]] = [
 ]
 
 
-def planned(framework: str, model: str, cluster: str, devices: int, batch: int, text: str, counts: tuple[int, ...]) -> Plan:
+def planned(
+    framework: str,
+    model: str,
+    cluster: str,
+    devices: int,
+    batch: int,
+    text: str,
+    counts: tuple[int, ...],
+    version: str | None = None,
+) -> Plan:
     """A plan of a layout that is given, with its price."""
     given = parse_layout(text)
     fix = f"etp={given['etp']}" if "etp" in given else ""
-    problem = build_problem(model, cluster, devices, batch, 4096, framework=framework, fix=fix)
+    problem = build_problem(model, cluster, devices, batch, 4096, framework=framework, framework_version=version, fix=fix)
     layout = complete(problem, given)
     chunks = counts or (problem.model.num_layers // layout.pp,) * layout.pp
     cuts = [0]
@@ -92,6 +102,67 @@ def test_export_is_read_back(
     same = 0.02 if model.startswith("gpt-oss") else 1e-6
     assert found.priced.step_time_s == pytest.approx(plan.plan.step_time_s, rel=same)
     assert found.priced.memory.peak_gib == pytest.approx(plan.plan.memory.peak_gib, rel=1e-6)
+
+
+VERSIONS = [
+    ("megatron-lm", "llama-3.1-8b", "hgx-h100", ("0.12", "0.16", "main"), "tp=2,pp=2,micro_batch=2"),
+    ("mindspeed-llm", "llama-3.1-8b", "atlas-800t-a2", ("core_v0.12.1", "main"), "tp=2,pp=2,micro_batch=2"),
+    ("megatron-bridge", "llama-3.1-8b", "hgx-h100", ("2026-08", "main"), "tp=2,pp=2,micro_batch=2"),
+    ("mindformers", "qwen3-8b", "atlas-800t-a2", ("2.1", "main"), "tp=2,pp=2"),
+    ("torchtitan", "llama-3.1-8b", "hgx-h100", ("0.3", "main"), "tp=2,micro_batch=2"),
+    ("torchtitan", "llama-3.1-8b", "hgx-h100", ("0.3", "main"), "tp=2,pp=2,micro_batch=2,recompute=full"),
+    ("deepspeed", "llama-3.1-8b", "hgx-h100", ("0.19", "main"), "tp=2,micro_batch=2,sequence_parallel=false"),
+    ("job", "llama-3.1-8b", "hgx-h100", (None,), "tp=2,pp=2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "cluster", "version", "text"),
+    [(*named, version, text) for *named, versions, text in VERSIONS for version in versions],
+)
+def test_every_version_that_is_written_is_read(framework: str, model: str, cluster: str, version: str | None, text: str) -> None:
+    """Of what decides the layout nothing is left out or read as a default, and check takes the version that export took."""
+    plan = planned("megatron-lm" if framework == "job" else framework, model, cluster, 16, 64, text, (), version)
+    files = render(plan, framework, version).items()
+    configured = [(name, text) for name, text in files if name.endswith((".py", ".json", ".yaml", ".sh"))]
+    job, wanted = next(filter(None, (_read(text, name) for name, text in configured))), plan.plan.layout
+    assert not job.unknown
+    software = {"framework_version": version} if version else {"stack": "megatron-lm"}
+    found = check(job, plan.problem.model, cluster, devices=16, global_batch=64, seq_len=4096, best=False, **software)
+    assert found.legal and found.priced is not None, (found.broken, found.unpriced)
+    columns = ("tp", "pp", "dp", "num_microbatches", "micro_batch")
+    assert [found.given[name] for name in columns] == [getattr(wanted, name) for name in columns]
+    if framework != "job":
+        assert (job.global_batch, job.seq_len or 4096) == (64, 4096)
+        assert found.priced.step_time_s == pytest.approx(plan.plan.step_time_s, rel=1e-6)
+
+
+def _read(text: str, name: str) -> Job | None:
+    """The job of an exported file; None for one that holds none, such as a script that only starts the others."""
+    try:
+        return read_text(text, name)
+    except InputError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("words", "micro", "batch", "broken"),
+    [
+        ("--training.num_tokens_per_train_step 1048576", 2, 256, None),
+        ("--training.num_tokens_per_train_step -1", 2, 64, None),
+        ("", 2, 64, None),
+        ("--training.num_tokens_per_train_step 300000", 2, 73, "C029"),
+    ],
+)
+def test_batches_in_tokens(words: str, micro: int, batch: int, broken: str | None) -> None:
+    """Versions of torchtitan after 0.3: 8,192 tokens are two sequences of 4,096, which 32 replicas take at a time."""
+    job = read_text(
+        "torchrun --nproc_per_node 64 -m torchtitan.train --module llama3 --config llama3_8b --training.max_context_length 4096 "
+        f"--parallelism.tensor_parallel_degree 2 --training.num_tokens_per_microbatch_per_dp_rank 8192 {words}",
+        "job",
+    )
+    assert (job.degrees["micro_batch"], job.global_batch, job.seq_len, job.unknown) == (micro, batch, 4096, ())
+    assert {each.rule for each in job.findings} == ({broken} if broken else set())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from paraplan.cost_models.checkpoint import state_bytes
 from paraplan.optimizer.checkpoint_traffic import checkpoint_traffic, parse_way
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.planner import evaluate
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.result import PricedLayout
 from paraplan.optimizer.supernode_result import CheckpointTraffic
 from paraplan.optimizer.sweeps.grid import Point

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paraplan.cost_models.timeline import BACKWARD, Ints, simulate
+from paraplan.cost_models.schedules import PAIRED, SPLIT, WHOLE, usual_schedule
+from paraplan.cost_models.timeline import Floats, Ints, Work, replayed
 from paraplan.optimizer.chunks import Blocks, Chunking, best_chunks, stage_bytes, step_seconds, walked
-from paraplan.optimizer.critical_paths import longest_paths
+from paraplan.optimizer.critical_paths import Pipeline, longest_paths
 from paraplan.search_spaces.cutting import Cutting
 
 GB = 1e9
@@ -37,10 +38,10 @@ def random_chunking(rng: np.random.Generator, choices: int, bare: tuple[bool, bo
     zeros = np.zeros(2)
     ends = Blocks(np.array([0.1, 0.8]), np.array([[0.1], [1.6]]), np.zeros((2, 1)), np.full(2, GB), *[zeros] * 4)
     order = tuple(rng.integers(0, kinds, blocks).tolist())
-    held, limit = np.arange(pp, 0, -1).astype(float), (blocks / pp * 3.0 + 2 * pp) * GB
+    held, limit = tuple(np.full((1, vpp), pp - stage) for stage in range(pp)), (blocks / pp * 3.0 + 2 * pp) * GB
     p2p_s = float(rng.choice([0.0, 0.2]))
     cutting = Cutting(pp, vpp, blocks, blocks, bare=bare)
-    return Chunking(schedule, cutting, m, p2p_s, order, costs, ends, held, np.full(pp, GB), limit)
+    return Chunking(Pipeline(schedule, pp, vpp, m), cutting, p2p_s, order, costs, ends, held, np.full(pp, GB), limit)
 
 
 def partitions(chunking: Chunking) -> Iterator[Ints]:
@@ -117,35 +118,59 @@ def test_nothing_is_found_below_what_no_partition_beats() -> None:
     assert best_chunks(replace(chunking, limit_bytes=1e15), below_s=0.99 * best.step_s) is None
 
 
-@settings(max_examples=60, deadline=None)
+def random_taken(rng: np.random.Generator, chunks: int, messages: float) -> dict[str, Floats]:
+    """What passes take, a share of them weight gradients, messages and recompute that waits for nothing."""
+    forward, backward = rng.uniform(0.6, 1.4, chunks), rng.uniform(1.2, 2.4, chunks)
+    shares = rng.uniform(0.0, messages, (2, chunks))
+    early, weight = rng.uniform(0.0, 0.3, chunks) * backward, rng.uniform(0.2, 0.6, chunks) * backward
+    sent = {"sent_s": shares[0] * forward, "returned_s": shares[1] * backward}
+    return {"forward_s": forward, "backward_s": backward, "weight_s": weight, "early_s": early, **sent}
+
+
+def work_of(taken: dict[str, Floats], slowed: float = 0.0) -> Work:
+    exchange = taken["sent_s"], taken["returned_s"]
+    return Work(taken["forward_s"], taken["backward_s"], taken["weight_s"], exchange, taken["early_s"], slowed)
+
+
+@settings(max_examples=120, deadline=None)
 @given(
+    name=st.sampled_from([*WHOLE, *SPLIT]),
     pp=st.integers(2, 6),
-    vpp=st.integers(1, 3),
-    groups=st.integers(1, 6),
+    vpp=st.integers(2, 3),
+    m=st.integers(4, 24),
+    group=st.integers(0, 12),
     seed=st.integers(0, 10**6),
     p2p_s=st.sampled_from([0.0, 0.1]),
+    splits=st.booleans(),
+    slowed=st.sampled_from([0.0, 0.15]),
 )
 def test_the_longest_paths_are_the_replay_and_bound_every_other_partition(
-    pp: int, vpp: int, groups: int, seed: int, p2p_s: float
+    name: str, pp: int, vpp: int, m: int, group: int, seed: int, p2p_s: float, splits: bool, slowed: float
 ) -> None:
-    rng, schedule, m = np.random.default_rng(seed), "interleaved" if vpp > 1 else "1f1b", groups * pp
-    forward, backward = rng.uniform(0.6, 1.4, (2, pp * vpp))
-    paths = longest_paths(schedule, pp, vpp, m, forward, backward, p2p_s)
-    replay = simulate(schedule, pp, vpp, m, forward, backward, p2p_s)
+    vpp = {"interleaved": vpp, "zb-v": 2, "dualpipev": 2}.get(name, 1)
+    pp, m = (pp + pp % 2, m + m % 2) if name == "dualpipe" else (pp, m)
+    m = max(2 * pp, m) if name in PAIRED else max(1, m // pp) * pp
+    rng, pipeline = np.random.default_rng(seed), Pipeline(name, pp, vpp, m, splits, group, slowed)
+    order = usual_schedule(name, pp, vpp, m, splits, group)
+    taken, other = (random_taken(rng, pp * vpp, most) for most in (float(rng.choice([0.3, 1.0])), 1.0))
+    paths = longest_paths(pipeline, taken, p2p_s)
+    ends, others = (replayed(order, work_of(each, slowed), p2p_s).stage_end_s for each in (taken, other))
     for path in paths:
-        ends = replay.end_s[(replay.stage == path.stage) & (replay.kind == BACKWARD)]
-        assert path.seconds(forward, backward, p2p_s) == pytest.approx(ends.max(), rel=1e-12)
-    other_f, other_b = rng.uniform(0.2, 2.0, (2, pp * vpp))
-    assert paths[0].seconds(other_f, other_b, p2p_s) <= simulate(schedule, pp, vpp, m, other_f, other_b, p2p_s).step_s * (1 + 1e-12)
+        assert path.seconds(taken, p2p_s) == pytest.approx(ends[path.stage], rel=1e-12)
+        assert path.seconds(other, p2p_s) <= others[path.stage] * (1 + 1e-12)
 
 
-def test_more_micro_batches_lengthen_a_path_that_exists() -> None:
-    rng = np.random.default_rng(3)
-    for schedule, pp, vpp, m in (("1f1b", 3, 1, 100), ("interleaved", 3, 2, 120)):
-        forward, backward = rng.uniform(0.6, 1.4, (2, pp * vpp))
-        path = longest_paths(schedule, pp, vpp, m, forward, backward, 0.1)[0].seconds(forward, backward, 0.1)
-        step = simulate(schedule, pp, vpp, m, forward, backward, 0.1).step_s
-        assert 0.99 * step <= path <= step * (1 + 1e-12)
+LONG = (("1f1b", 3, 1, 100), ("interleaved", 3, 2, 120), ("zb-h1", 3, 1, 100), ("zb-v", 3, 2, 100), ("dualpipe", 4, 1, 130))
+
+
+@pytest.mark.parametrize(("name", "pp", "vpp", "m"), [*LONG, ("dualpipev", 3, 2, 101)])
+def test_more_micro_batches_lengthen_a_path_that_exists(name: str, pp: int, vpp: int, m: int) -> None:
+    rng, pipeline, order = np.random.default_rng(3), Pipeline(name, pp, vpp, m), usual_schedule(name, pp, vpp, m, True)
+    taken, other = random_taken(rng, pp * vpp, 0.3), random_taken(rng, pp * vpp, 0.3)
+    path = longest_paths(pipeline, taken, 0.1)[0]
+    step_s, other_s = (replayed(order, work_of(each), 0.1).stage_end_s[0] for each in (taken, other))
+    assert pipeline.spare and 0.985 * step_s <= path.seconds(taken, 0.1) <= step_s * (1 + 1e-12)
+    assert path.seconds(other, 0.1) <= other_s * (1 + 1e-12)
 
 
 def test_a_walk_only_goes_downhill_and_stays_legal() -> None:

@@ -22,6 +22,7 @@ from sample_plan import sample_layout, sample_plan, sample_priced, sample_proble
 
 JOB = ["--cluster", "hgx-h800", "--devices", "2048", "--global-batch", "15360", "--seq-len", "4096"]
 DOOR = importlib.import_module("paraplan.optimizer.planner")
+PRICES = importlib.import_module("paraplan.optimizer.evaluation")
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return sample_priced(), ()
 
     monkeypatch.setattr(DOOR, "plan", plan)
-    monkeypatch.setattr(DOOR, "evaluate", evaluate)
+    monkeypatch.setattr(PRICES, "evaluate", evaluate)
     return seen
 
 
@@ -202,7 +203,7 @@ def test_infeasible_as_json(model: str, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_an_illegal_layout_is_status_1(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(DOOR, "evaluate", answers((sample_priced(), ("tp = 3 does not divide the 128 heads",))))
+    monkeypatch.setattr(PRICES, "evaluate", answers((sample_priced(), ("tp = 3 does not divide the 128 heads",))))
     arguments = ["evaluate", model, *JOB, "--layout", "tp=3"]
     assert main([*arguments, "--quiet"]) == 1
     out, err = capsys.readouterr()

@@ -12,9 +12,10 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.optimizer import further, robust, sensitivity
 from paraplan.optimizer.aims import parse_aims
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.deadline import Deadline, OutOfTime
+from paraplan.optimizer.deadline import Deadline
 from paraplan.optimizer.further import Questions, answered
 from paraplan.optimizer.incumbent import Setting
+from paraplan.optimizer.interrupts import OutOfTime
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.study import Refine
@@ -42,8 +43,8 @@ class Countdown(Deadline):
         return self.left[0] < 0
 
 
-def ask(deadline: Deadline, asked: Questions = ALL, interrupted: bool = False) -> Plan:
-    return answered(found(), PROFILE, asked, deadline=deadline, interrupted=interrupted)
+def ask(deadline: Deadline, asked: Questions = ALL) -> Plan:
+    return answered(found(), PROFILE, asked, deadline=deadline)
 
 
 def test_what_there_is_no_time_for_is_said() -> None:
@@ -55,7 +56,7 @@ def test_what_there_is_no_time_for_is_said() -> None:
 
 
 def test_an_interrupt_before_leaves_nothing_to_be_taken_up() -> None:
-    late = ask(Deadline(), interrupted=True)
+    late = ask(Deadline(heard=-1))
     assert len(late.unanswered) == 4 and all("interrupted" in said for said in late.unanswered)
 
 

@@ -11,10 +11,11 @@ import yaml
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import check
 from paraplan.optimizer.chunks import best_chunks, stage_bytes, step_seconds
+from paraplan.optimizer.evaluation import evaluate, with_default_stages
 from paraplan.optimizer.exporters.mindformers import document
 from paraplan.optimizer.exporters.mindspeed_llm import files as mindspeed_files
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import evaluate, plan, with_default_stages
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.recutting import opened, proved
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.errors import Infeasible, InputError

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.expert_loads import ExpertLoads, imbalance_by_ep, read_loads, read_pairs
 from paraplan.optimizer.expert_placement import ExpertPlacement, expert_site, place_experts
 from paraplan.optimizer.imbalance_steps import STEPS_AT, steps_at
-from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.experts import render_experts
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import build_problem, load_cluster
@@ -168,6 +169,10 @@ def test_co_activation_with_copies_says_what_crosses(
     out = " ".join(capsys.readouterr().out.split())
     assert "round-robin" in out
     assert "of the pairs of experts that a token chose 100.0 % are apart today" in out
+    assert "Estimated from pairs, which leave open" in out
+    for layer in found.layers:
+        assert layer.across_between is not None
+        assert layer.across_between[0] <= layer.across <= layer.across_between[1]
 
 
 def test_what_keeping_routing_groups_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paraplan.optimizer.expert_copies import fullest_load
-from paraplan.optimizer.expert_crossing import TOLERANCE, copies_across, even_across, nearer, pairs_apart
+from paraplan.optimizer.expert_crossing import TOLERANCE, across_between, copies_across, even_across, nearer, pairs_apart
 from paraplan.optimizer.expert_model import Site
 from paraplan.optimizer.expert_packing import longest_first, pack, packing_bound
+from paraplan.optimizer.expert_visits import visited, visited_between
 from paraplan.optimizer.experts import (
     by_balancer,
     by_longest_first,
@@ -431,7 +432,8 @@ def scattered_cliques(loads: Floats, size: int = 16) -> Floats:
 def test_copies_come_together_too(where: Site, remaining: float) -> None:
     """Copies are exchanged between supernodes like experts: fewer pairs apart and fewer tokens across at the same fullest rank."""
     loads = skewed(9, "zipf", 64)[0]
-    pairs = scattered_cliques(loads, 8)
+    group = np.arange(64) * where.groups // 64
+    pairs = scattered_cliques(loads, 8) * (group[:, None] == group[None, :])  # tokens of one group choose none of another
     alone = place(loads, where)
     near = nearer(loads, where, pairs, alone.slots)
     assert fullest_load(loads, near, 16) <= alone.fullest * (1.0 + TOLERANCE)
@@ -491,6 +493,58 @@ def test_copies_across_from_pairs_by_counting_tokens() -> None:
         assert least < copies_across(loads, slots, where) / across < most
     assert copies_across(loads, slots, where, np.zeros((32, 32))) == copies_across(loads, slots, where)
     assert even_across(32, where) == pytest.approx((1.0 - 0.75**4) * 0.75)
+
+
+TOPICS = {
+    # (experts, top_k, supernodes), how many experts share a topic, how strongly tokens keep to theirs, and how far off we may be
+    "no topics": ((64, 8, 8), 64, 0.0, 0.01),
+    "topics within supernodes, kept to loosely": ((64, 8, 8), 8, 3.0, 0.03),
+    "topics within supernodes, kept to closely": ((64, 8, 8), 8, 6.0, 0.03),
+    "topics scattered": ((64, 8, 4), -8, 4.0, 0.02),
+    "topics across two supernodes": ((60, 6, 5), 8, 6.0, 0.15),
+    "large supernodes": ((128, 8, 2), 8, 6.0, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_what_crosses_from_pairs_against_drawn_tokens(name: str) -> None:
+    """Tokens draw their experts one by one, by Gumbel noise; their pairs are counted, and the supernodes that each goes to.
+
+    The count lies within the bounds, and the estimate within them near it; choices taken one by one are further off in most.
+    """
+    (experts, top_k, supernodes), size, strength, allowed = TOPICS[name]
+    draw, tokens = np.random.default_rng(1), 8000
+    topic = np.arange(experts) // size if size > 0 else np.arange(experts) % (experts // -size)
+    own = draw.integers(0, topic.max() + 1, tokens)
+    liked = draw.gumbel(size=(tokens, experts)) + strength * (topic[None, :] == own[:, None])
+    taken = np.zeros((tokens, experts))
+    np.put_along_axis(taken, np.argsort(-liked, axis=1)[:, :top_k], 1.0, axis=1)
+    where, slots = site(*[1] * supernodes, top_k=top_k), np.arange(experts)
+    homes = np.repeat(np.arange(supernodes), experts // supernodes)
+    across = sum(taken[:, homes == unit].any(axis=1).mean() for unit in range(supernodes)) * (1.0 - 1.0 / supernodes) / top_k
+    loads, pairs = taken.sum(axis=0), np.triu(taken.T @ taken, 1)
+    least, most = across_between(loads, slots, where, pairs)
+    found = copies_across(loads, slots, where, pairs)
+    assert least * (1.0 - 1e-9) <= across <= most * (1.0 + 1e-9)
+    assert least <= found <= most
+    assert found == pytest.approx(across, rel=allowed)
+    if strength:
+        assert abs(found - across) < abs(copies_across(loads, slots, where) - across)
+
+
+def test_bounds_of_what_crosses_are_those_of_all_ways_to_choose() -> None:
+    """Two supernodes, three choices: means of 1.5 choices and q pairs leave P(none here) and P(none there) to be counted out."""
+    choices = np.array([1.5, 1.5])
+    for pairs in (0.8, 1.0, 1.3):
+        # Of p0 … p3: p1 + 2·p2 + 3·p3 = 1.5, p2 + 3·p3 = q, all at least 0 and 1 together: one of them is free.
+        p3 = np.linspace(0.0, 1.0, 100001)
+        p2 = pairs - 3.0 * p3
+        p1 = 1.5 - 2.0 * p2 - 3.0 * p3
+        visits = (p1 + p2 + p3)[(p2 >= 0) & (p1 >= 0) & (p1 + p2 + p3 <= 1.0)]
+        least, most = visited_between(choices, np.full(2, pairs), 3)
+        assert least[0] == pytest.approx(visits.min(), abs=1e-4)
+        assert most[0] == pytest.approx(visits.max(), abs=1e-4)
+        assert least[0] <= visited(choices, np.full(2, pairs), 3)[0] <= most[0]
 
 
 def test_dealt_in_turn_and_without_groups() -> None:

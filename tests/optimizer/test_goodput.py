@@ -15,7 +15,8 @@ from paraplan.cost_models.reliability import server_size
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.aims import parse_aims
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.planner import plan, price_layout, with_default_stages
+from paraplan.optimizer.evaluation import price_layout, with_default_stages
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.result import PricedLayout
 from paraplan.search_spaces.cluster import ClusterSpec, FailureRates
 from paraplan.search_spaces.errors import InputError

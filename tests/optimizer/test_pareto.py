@@ -247,6 +247,9 @@ def test_one_aim_alone_is_made_least(aim: str) -> None:
         "devices": found.plan.devices_used,
     }
     assert own[aim] == pytest.approx(least, rel=1e-9, abs=1e-12)
+    assert found.plan.aims is not None and found.plan.aims[aim] == pytest.approx(own[aim], rel=1e-9, abs=1e-12)
+    figures = [one.aims[aim] for one in found.alternatives if one.aims]
+    assert len(figures) == len(found.alternatives) and figures == sorted(figures) and min(figures, default=least) >= least
     assert found.plan.step_time_s >= fastest.plan.step_time_s * (1 - 1e-9) or found.problem.devices < 16
     assert violations(found.problem, found.plan.layout, peak_bytes=found.plan.memory.peak_gib * GIB) == []
 
@@ -290,3 +293,32 @@ def test_the_terminal_shows_the_front(capsys: pytest.CaptureFixture[str], monkey
     assert main(["plan", *job, *limits, "--objective", "memory", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["front_certificate"]["aims"] == ["memory", "step-time"] and "front" not in document
+
+
+def test_a_cost_is_proved_by_the_step_times_of_every_count_of_devices() -> None:
+    found = asked("cost")
+    certificate = found.front_certificate
+    assert certificate is not None and certificate.lower_bound is not None and found.plan.aims is not None
+    assert certificate.gap == pytest.approx(found.plan.aims["cost"] / certificate.lower_bound - 1.0, abs=1e-9)
+    assert 0.0 <= certificate.gap < 1e-6
+    memory = asked("memory").front_certificate
+    assert memory is not None and memory.lower_bound is None and memory.gap is None
+
+
+@pytest.mark.parametrize(
+    ("aim", "told"),
+    [
+        ("memory", ["peak memory GiB", "The plan has the least memory of all layouts", "of the step time: feasible"]),
+        ("goodput", ["effective step s", "Most goodput", "No layout's effective step lies below", "as low in effective step"]),
+    ],
+)
+def test_the_terminal_speaks_of_the_aim(
+    aim: str, told: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    job = ["llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "16", "--global-batch", "64", "--seq-len", "4096"]
+    assert main(["plan", *job, "--fix", NARROW, "--quiet", "--objective", aim]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    assert [text for text in told if text not in words] == [] and "least goodput" not in words.lower()

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paraplan.cost_models.step import CostModel
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.layout_words import complete
-from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.search import Search
 from paraplan.search_spaces.enumeration import Space
@@ -213,10 +214,16 @@ def test_questions_without_an_answer() -> None:
         plan(problem, top=0)
 
 
+def with_tp_overlap(problem: Problem) -> Problem:
+    """The same problem on a stack that can hide what TP sends."""
+    overlap = problem.stack.overlap.model_copy(update={"tp": 0.6})
+    return problem.model_copy(update={"stack": problem.stack.model_copy(update={"overlap": overlap})})
+
+
 @pytest.mark.parametrize("seed", [seed for seed in range(900, 930) if Space(random_problem(seed)).listed])
 def test_overlap_that_is_switched_off_is_never_faster_nor_leaner(seed: int) -> None:
     """Why layouts with a switch off need not be looked at: they are counted among those cut by the bound."""
-    problem = random_problem(seed)
+    problem = with_tp_overlap(random_problem(seed))
     space = Space(problem)
     table, _ = space.layouts(np.arange(len(space.frames)))
     rng = np.random.default_rng(seed)

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from paraplan.cost_models.profile import load_profile
+from paraplan.optimizer import orders
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.exporters import EXPORTERS, render
 from paraplan.optimizer.incumbent import Setting, searched
-from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.ranks import groups
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import Infeasible, InputError
@@ -113,6 +115,15 @@ def test_orders_beyond_flags_are_tried_on_the_layouts_of_a_plan() -> None:
     assert "Python API" not in plan(wide, top=1).certificate.space
     kept = plan(build_problem(*asked, **words), top=1, inside_by_default=True)
     assert "none of the 118 other rank orders" in kept.certificate.space  # TP would lie across servers
+
+
+def test_orders_that_spare_next_to_nothing_are_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096, fix=f"{FEW},tp=2,cp=1,pp=1")
+    layout, profile = plan(asked, top=1, bound_cuts=False).plan.layout, load_profile("h100-80gb-sxm")
+    other = next(order for order in RANK_ORDERS if order not in FLAG_RANK_ORDERS)
+    for gain, said in ((0.0004, "none of the 118"), (0.0006, f"{other} makes the plan 0.1% faster")):
+        monkeypatch.setattr(orders, "_steps_s", lambda *_, gain=gain: [(layout.rank_order, 1.0), (other, 1.0 - gain)])
+        assert said in orders.other_orders(asked, profile, [layout])
 
 
 def test_orders_beyond_flags_are_no_matter_where_the_order_is_given() -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.deadline import Deadline
+from paraplan.optimizer.evaluation import evaluate, with_default_stages
 from paraplan.optimizer.families import layer_cuts
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import evaluate, plan, with_default_stages
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.recutting import downhill, proved, settled
 from paraplan.optimizer.search import Candidate, Found
 from paraplan.search_spaces.cutting import Cutting

@@ -9,8 +9,9 @@ import pytest
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.incumbent import Setting, searched, times_s
-from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.result import Robust
 from paraplan.optimizer.robust import Compared, compare
 from paraplan.optimizer.scenarios import Scenario, scenarios, uncertain

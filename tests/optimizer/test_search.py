@@ -133,6 +133,19 @@ def test_an_interrupted_search_returns_what_it_has() -> None:
     assert found.lower_bound_s <= searched(problem, top=1).best[0].step_time_s <= found.best[0].step_time_s
 
 
+@pytest.mark.parametrize("work", [1, 3000])
+def test_a_search_of_so_much_work_ends_alike_on_any_clock(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, ends = build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096), []
+    monkeypatch.setattr("paraplan.optimizer.search.ROWS_PER_BATCH", 2000)
+    for tick in (0.0, 100.0):  # seconds that pass whenever somebody looks
+        clock = itertools.count()
+        monkeypatch.setattr("paraplan.optimizer.search.time.monotonic", lambda clock=clock, tick=tick: tick * next(clock))
+        found = Search(Space(problem), CostModel(problem), top=1, work_limit=work).run()
+        ends.append((found.complete, found.counts, found.lower_bound_s, found.best[0].step_time_s))
+    assert ends[0] == ends[1] and ends[0][0] is False and ends[0][2] <= ends[0][3]
+    assert Search(Space(problem), CostModel(problem), top=1, work_limit=work).finds_any()
+
+
 def test_a_problem_that_fits_nowhere_says_why() -> None:
     problem = random_problem(13)
     with pytest.raises(Infeasible) as caught:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from paraplan.cost_models import known_wholes
 from paraplan.cost_models.profile import load_profile
-from paraplan.optimizer import stages
+from paraplan.cost_models.step import CostModel
+from paraplan.optimizer import known_best, stages
 from paraplan.optimizer.known_cuts import KnownCuts
+from paraplan.optimizer.sweeps import point
 from paraplan.optimizer.sweeps.grid import PlanOptions, Point
 from paraplan.optimizer.sweeps.point import problem_of, solve
 from paraplan.search_spaces.layout import Problem
@@ -21,35 +23,83 @@ HERE = Path(__file__).parent
 MOE = Point("qwen3-30b-a3b", "hgx-h100", 32, 64, 4096, "bf16", {"top": 2})
 
 
-def planned(point: Point) -> dict[str, Any]:
-    document = solve(point, HERE).plan_json()
-    del document["certificate"]["seconds"]
+PATH_OF_THE_SEARCH = ("seconds", "scored", "cut_by_bound", "cut_by_memory")
+"""What a certificate says of the way to its proof: what was known before spares layouts a look."""
+
+
+def planned(asked: Point) -> dict[str, Any]:
+    document = solve(asked, HERE).plan_json()
+    proof = document["certificate"]
+    assert proof["legal"] == proof["scored"] + proof["cut_by_bound"] + proof["cut_by_memory"]
+    for name in PATH_OF_THE_SEARCH:
+        del proof[name]
     return document
 
 
-def problem(point: Point) -> Problem:
-    return problem_of(point, PlanOptions(), HERE)[0]
+def problem(asked: Point) -> Problem:
+    return problem_of(asked, PlanOptions(), HERE)[0]
 
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_wholes, "_KEPT", OrderedDict())
     monkeypatch.setattr(stages, "_KNOWN", KnownCuts())
+    point._known_best.cache_clear()
 
 
 def test_a_point_comes_out_as_it_does_alone(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
     others = [replace(MOE, global_batch=128), replace(MOE, seq_len=8192), replace(MOE, devices=16)]
-    after = [planned(point) for point in (*others, MOE)][-1]
+    after = [planned(each) for each in (*others, MOE)][-1]
     monkeypatch.setattr(known_wholes, "_KEPT", OrderedDict())
     monkeypatch.setattr(stages, "_KNOWN", KnownCuts())
+    point._known_best.cache_clear()
     assert after == planned(MOE)
+
+
+def test_the_best_layouts_of_one_batch_spare_the_next_most_of_its_search(forgetful: None) -> None:
+    def scored(asked: Point) -> int:
+        return int(solve(asked, HERE).plan_json()["certificate"]["scored"])
+
+    alone = scored(MOE)
+    point._known_best.cache_clear()
+    solve(replace(MOE, global_batch=128), HERE)
+    assert scored(MOE) < alone
+
+
+def test_a_guess_that_nothing_comes_below_is_given_up(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    alone = planned(MOE)
+    point._known_best.cache_clear()
+    monkeypatch.setattr(known_best.KnownBest, "expected_s", lambda *_: 0.5 * alone["plan"]["step_time_s"])
+    assert planned(MOE) == alone
+
+
+def test_layouts_that_a_problem_forbids_are_no_guess(forgetful: None) -> None:
+    solve(MOE, HERE)
+    same = problem(MOE)
+    known = point._known_best()
+    (layouts,) = known.kept.values()
+    frames = {(each.tp, each.cp, each.pp, each.dp, each.ep) for each in layouts[0]}
+    model = CostModel(same, load_profile("h100-80gb-sxm"))
+    assert len(frames) == 2
+    assert np.isfinite(known.expected_s(model, same, 2))
+    assert known.expected_s(model, same, 3) == np.inf
+    tp = layouts[0][0].tp
+    other = same.model_copy(update={"workload": same.workload.model_copy(update={"forbid": (f"tp = {tp}",)})})
+    assert known.expected_s(model, other, 2) == np.inf
+
+
+def test_searches_of_models_long_done_are_forgotten(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    monkeypatch.setattr(known_best, "PROBLEMS", 1)
+    for devices in (8, 16):
+        solve(replace(MOE, model="llama-3.1-8b", devices=devices), HERE)
+    assert [key[2] for key in point._known_best().kept] == [16]
 
 
 def test_batches_of_one_model_share_its_pieces_and_nothing_else_does(forgetful: None) -> None:
     curves = load_profile("h100-80gb-sxm")
 
-    def known(point: Point) -> known_wholes.KnownWholes:
-        return known_wholes.known_wholes(problem(point), curves)
+    def known(asked: Point) -> known_wholes.KnownWholes:
+        return known_wholes.known_wholes(problem(asked), curves)
 
     own = known(MOE)
     assert known(replace(MOE, global_batch=128)) is own

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 from paraplan.cost_models.reliability import server_size
-from paraplan.optimizer import sizing
+from paraplan.optimizer import comparing, sizing
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.comparing import Row, Side, overtake, read_prices
+from paraplan.optimizer.comparing import Field, Row, Side, _assumptions, compare, in_words, overtake, read_prices
 from paraplan.optimizer.result import PricedLayout
 from paraplan.optimizer.sizing import Run, Tried, _Found, amount, arithmetic, attempt, counts, size, sized
 from paraplan.search_spaces.errors import Infeasible, InputError
@@ -114,6 +114,8 @@ def test_a_count_beyond_the_largest_that_is_planned_is_told_by_arithmetic(monkey
     said = " ".join(raised.value.reasons)
     assert f"{MOST_DEVICES:,} devices, the most that were tried since no larger job is planned" in said
     assert "asks for 100,000,000 devices" in said
+    assert any(line.startswith("FLOPs: 6·N·D = 6 · ") for line in raised.value.reasons)
+    assert any(line.startswith("devices: ") and line.endswith(" = 1e+08") for line in raised.value.reasons)
     with pytest.raises(Infeasible) as raised:
         searched(monkeypatch, lambda run, devices: Tried(devices=devices, reason="nothing fits"), days=1e-4)
     assert "6·N·D takes at least 48," in " ".join(raised.value.reasons)
@@ -167,23 +169,70 @@ def side(name: str, per_device: float) -> Side:
     return Side(cluster=name, devices=10, supernode=8, tokens_per_s=10 * per_device)
 
 
+def at_sizes(*premium: float | None) -> list[Row]:
+    """Rows of 100B, 400B, 1,600B, …: the second cluster makes so many times the tokens of the first, or has no plan."""
+    return [
+        Row(
+            parameters=10**11 * 4**place,
+            active_parameters=1,
+            sides=(side("a", 100.0), Side(cluster="b", devices=10, supernode=8) if ratio is None else side("b", 100.0 * ratio)),
+        )
+        for place, ratio in enumerate(premium)
+    ]
+
+
 def test_one_overtakes_another_between_two_sizes() -> None:
     """1.0×, 1.1× and 1.3× as many tokens at 100B, 400B and 1,600B: at 1.2 times the price half way in the logarithm, 800B."""
-    sizes, ratios = (1e11, 4e11, 1.6e12), (1.0, 1.1, 1.3)
-    rows = [
-        Row(parameters=int(size), active_parameters=1, sides=(side("a", 100.0), side("b", 100.0 * ratio)))
-        for size, ratio in zip(sizes, ratios, strict=True)
-    ]
+    rows, ratios = at_sizes(1.0, 1.1, 1.3), (1.0, 1.1, 1.3)
     found = overtake(rows, 0, 1, {"a": 1.0, "b": 1.2})
     assert found.premium == pytest.approx(ratios)
-    assert found.sizes == pytest.approx([8e11])
-    moved = dict(found.by_ratio)  # the premium lies between 1.0 and 1.3; 1.15 is a quarter of the way from 400B to 1,600B
+    assert found.verdict == "b is the cheaper one from 800B on, its device-hour costing 1.20 times as much"
+    moved = {ratio: cheaper[0].least for ratio, cheaper in found.by_ratio}  # between 1.0 and 1.3
     assert list(moved) == pytest.approx([1.03, 1.09, 1.15, 1.21, 1.27])
-    assert moved[1.15] == pytest.approx((4e11 * 4**0.25,))
-    assert [sizes[0] for sizes in moved.values()] == sorted(sizes[0] for sizes in moved.values())
+    assert moved[1.15] == pytest.approx(4e11 * 4**0.25)  # a quarter of the way from 400B to 1,600B
+    assert list(moved.values()) == sorted(moved.values(), key=lambda size: size or 0.0)
     assert "at no size" in overtake(rows, 0, 1, {"a": 1.0, "b": 2.0}).verdict
     assert "at every size" in overtake(rows, 0, 1, {"a": 1.0, "b": 0.9}).verdict
     assert not overtake(rows, 0, 1, {"a": 1.0}).priced
+
+
+@pytest.mark.parametrize(
+    ("premium", "where"),
+    [
+        ((1.0, 1.2, 1.0), "from 200B to 800B"),
+        ((1.2, 1.0, 1.2), "up to 200B and from 800B on"),
+        ((1.2, 1.0, 1.0), "up to 200B"),
+        ((1.0, 1.0, 1.2, 1.0, 1.2), "from 800B to 3.2T and from 12.8T on"),
+        ((1.0, 1.1, 1.0), "at 400B"),
+        ((None, 1.2, 1.0), "from 400B to 800B"),  # nothing is known below 400B
+        ((1.2, None, 1.2), "up to 100B and from 1.6T on"),
+        ((1.2, 1.2, None), "up to 400B"),
+        ((1.2, 1.2), "at every size"),
+        ((1.0, 1.0), "at no size"),
+    ],
+)
+def test_the_sizes_at_which_one_is_cheaper_have_both_their_ends(premium: tuple[float | None, ...], where: str) -> None:
+    """At 1.1 times the price, half way between 1.0 and 1.2."""
+    found = overtake(at_sizes(*premium), 0, 1, {"a": 1.0, "b": 1.1})
+    assert where in found.verdict
+    assert in_words(found.cheaper) == where
+
+
+def test_every_two_clusters_are_set_against_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "_side", lambda model, cluster, *_: side(cluster.name, 1.0))
+    names = ("hgx-h100", "mi300x", "gb200-nvl72")
+    field = Field(tuple(map(load_cluster, names)), (8, 8, 72), {})
+    found = compare(load_model("llama-3.2-3b"), field, 16, 4096, sizes=(2e9, 4e9))
+    assert [(each.first, each.second) for each in found.overtakes] == [names[:2], names[::2], names[1:]]
+
+
+def test_a_cluster_without_a_price_or_a_power_is_named() -> None:
+    """No rated power of a 910C die has been published."""
+    clusters = tuple(map(load_cluster, ("hgx-h100", "cloudmatrix-384", "mi300x")))
+    said = "\n".join(_assumptions(Field(clusters, (64, 64, 64), {"hgx-h100": 2.0})))
+    assert "no price of cloudmatrix-384, mi300x: --price cloudmatrix-384=…" in said
+    assert "no energy of cloudmatrix-384: no rated power of ascend-910c-die is known" in said
+    assert "no energy" not in "\n".join(_assumptions(Field(clusters[::2], (64, 64), {})))
 
 
 def test_prices(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.timeline import Work, replayed
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.evaluation import evaluate, order_of
 from paraplan.optimizer.leftover import Left, ways
-from paraplan.optimizer.planner import evaluate, order_of, plan
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.terminal import render
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.slow_device import slow_place, stage_steps_s

@@ -16,8 +16,9 @@ import pytest
 from paraplan.cost_models.memory import GIB
 from paraplan.cost_models.profile import load_profile
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.incumbent import Setting
-from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.repair import Repairs
 from paraplan.optimizer.result import Plan, Refined
 from paraplan.optimizer.study import Refine, _Pricer, study

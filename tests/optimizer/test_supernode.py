@@ -10,9 +10,13 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.incumbent import Setting, searched
 from paraplan.optimizer.planner import plan
+from paraplan.optimizer.reports.terminal import render
+from paraplan.optimizer.reports.wording import seconds
+from paraplan.optimizer.result import Plan
 from paraplan.optimizer.rule_prices import keeps, with_inside, with_reserve
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Problem
+from rich.console import Console
 
 JOB = ["llama-3.1-8b", "--cluster", "hgx-h100", "--global-batch", "48", "--seq-len", "4096"]
 FEW = ["--fix", "recompute=none|full", "--fix", "micro_batch=1|2", "--fix", "vpp=1"]
@@ -89,6 +93,39 @@ def test_one_device_lost_leaves_dp_3_or_a_spare(capsys: pytest.CaptureFixture[st
     assert found["plan"]["tokens_per_s_per_device"] == pytest.approx(tokens / found["plan"]["step_time_s"] / 63)
 
 
+def test_what_one_lost_device_leaves_is_told_in_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    """512 devices less one, TP 8 × PP 16: DP 3 on 384, or DP 4 with a spare; the counts that were planned for are told once."""
+    fixed = "tp=8,pp=16,cp=1,micro_batch=1,vpp=1,recompute=full"
+    asked = ["llama-3.1-70b", "--cluster", "hgx-h100", "--global-batch", "384", "--seq-len", "4096", "--fix", fixed]
+    assert main(["plan", *asked, "--devices", "512", "--lost", "1 device", "--top", "1", "--json"]) == 0
+    found = Plan.model_validate_json(capsys.readouterr().out)
+    left = found.devices_left
+    assert left is not None and left.whole is not None and left.whole.step_time_s is not None
+    assert (left.devices, left.used, left.idle, left.whole.devices_used) == (511, 384, 127, 512)
+    render(found, Console(width=100))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "llama-3.1-70b on 511 × h100" in out
+    less = 1.0 - left.whole.step_time_s / found.plan.step_time_s
+    assert (
+        "Of 512 devices 511 are left: the plan uses 384 of them as TP 8 × PP 16 × DP 3 and leaves 127 idle, "
+        f"{seconds(found.plan.step_time_s)} a step. No legal layout that fits uses more of them. "
+        f"With a spare in place of what is lost, 512 as TP 8 × PP 16 × DP 4: {seconds(left.whole.step_time_s)}, "
+        f"{100 * less:.1f} % less."
+    ) in out
+    assert out.count("tp 8 pp 16 dp 3") == 1
+
+
+def test_what_idle_devices_beat_is_the_best_that_uses_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 29 devices the plan leaves some idle: the fastest layout on more of them, searched for by itself, is slower."""
+    found = answer(capsys, "--free", "8,8,8,5")
+    left = found["devices_left"]
+    (more,) = [option for option in left["options"] if option["least_used"]]
+    assert more["devices_used"] > left["used"] == more["least_used"] - 1
+    forbidden = few(29).workload.model_copy(update={"forbid": (f"tp*cp*pp*dp <= {left['used']}",)})
+    assert more["step_time_s"] == pytest.approx(best_s(few(29).model_copy(update={"workload": forbidden})))
+    assert more["step_time_s"] > found["plan"]["step_time_s"]
+
+
 def test_uneven_supernodes_are_planned_for_the_count_that_is_fastest(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "--free", "8,8,8,5", "--fix", "tp=4")
     left = found["devices_left"]
@@ -97,7 +134,7 @@ def test_uneven_supernodes_are_planned_for_the_count_that_is_fastest(capsys: pyt
     assert found["plan"]["step_time_s"] == pytest.approx(times[0])
     assert left["used"] + left["idle"] == 29
     for option in left["options"]:
-        if option.get("step_time_s"):
+        if option.get("step_time_s") and not option["least_used"]:
             assert option["step_time_s"] == pytest.approx(best_s(few(option["devices"], fix="tp=4"))), option["words"]
 
 
@@ -120,7 +157,31 @@ def test_a_reserve_says_what_its_last_gib_costs() -> None:
     assert price.proved
     assert price.price_s_per_gib == pytest.approx(step - price.less_s, abs=1e-9)
     assert price.next_s_per_gib == pytest.approx(price.more_s - step, abs=1e-9)
+    assert price.unreserved_s == pytest.approx(best_s(with_reserve(problem, 0.0)))
     assert found.plan.memory.usable_gib == pytest.approx(plan(few(8, fix="tp=1")).plan.memory.usable_gib - 30, abs=0.01)
+
+
+@pytest.mark.parametrize("reserved", [2.0, 30.0])
+def test_a_reserve_says_where_the_step_changes(reserved: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the two reserves that are named, and a MiB below each, searches of their own take what is said, to a thousandth."""
+    problem = few(8, fix="tp=1", reserved_gib=reserved)
+    found = plan(problem)
+    price, mib = found.reserve, 1 / 1024
+    assert price is not None and price.until_gib is not None and price.after_s is not None
+    assert price.since_gib <= reserved < price.until_gib
+    assert best_s(with_reserve(problem, price.until_gib)) == pytest.approx(price.after_s)
+    assert price.after_s > found.plan.step_time_s * 1.001
+    assert best_s(with_reserve(problem, price.until_gib - mib)) == pytest.approx(found.plan.step_time_s, rel=1e-3)
+    assert best_s(with_reserve(problem, price.since_gib)) == pytest.approx(found.plan.step_time_s, rel=1e-3)
+    if price.before_s is None:
+        assert price.since_gib == 0.0
+    else:
+        assert best_s(with_reserve(problem, price.since_gib - mib)) == pytest.approx(price.before_s)
+        assert price.before_s < found.plan.step_time_s * 0.999
+    render(found, Console(width=100))
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"from {price.until_gib:.2f} GiB" in out
+    assert ("The 2 GiB cost nothing, nor do more below" in out) == (reserved == 2.0)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from paraplan.optimizer import build_problem, plan, sweep
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.commands.sweeping import _refused
 from paraplan.optimizer.reports.sweep import render_sweep
 from paraplan.optimizer.sweeps import workers
 from paraplan.optimizer.sweeps.grid import read_sweep
@@ -127,6 +128,38 @@ def test_tables_and_exports_hold_what_is_shown(swept: tuple[Path, str], tmp_path
     assert {"plan.json", "megatron-lm.sh"} <= {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize("query", ["devices=8", "status!=optimal"])
+def test_an_export_that_writes_nothing_is_no_success(
+    query: str, swept: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the framework cannot express a plan that is picked or none is picked; also to the quiet."""
+    command = ["sweep", "--store", swept[1], "--show", query, "--export", "mindspeed-llm", "-o", str(tmp_path / "x"), "-q"]
+    assert main(command) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"paraplan: wrote 0 plans for mindspeed-llm to {tmp_path / 'x'}"
+    if query == "devices=8":
+        assert told[1].startswith("paraplan: 1 × not written: MindSpeed-LLM runs on Ascend")
+        assert told[-1] == "paraplan: plan with options: {framework: mindspeed-llm}"
+    assert not (tmp_path / "x").exists()
+
+
+def test_plans_that_are_refused_for_one_reason_are_told_as_one() -> None:
+    """Two of three models, in three points of five: which they are, and the reason once."""
+    point = {"cluster": "c", "global_batch": 8, "seq_len": 1, "precision": "bf16", "status": "optimal"}
+    picked = [
+        (f"{model}{devices}", {**point, "model": model, "devices": devices})
+        for model, devices in (("a", 8), ("a", 16), ("b", 8), ("c", 8), ("c", 16))
+    ]
+    said = _refused(picked, dict.fromkeys(("a8", "a16", "b8"), "too new") | {"c8": "too old"}, "deepspeed")
+    assert said == (
+        *("3 × not written: too new", "    model a, b"),
+        *("1 × not written: too old", "    model c · devices 8"),
+        "plan with options: {framework: deepspeed}",
+    )
+    made_for_it = [(key, {**row, "option framework": "deepspeed"}) for key, row in picked]
+    assert _refused(made_for_it, {"b8": "too new"}, "deepspeed") == ("1 × not written: too new", "    model b · devices 8")
+
+
 def test_parquet_holds_the_same_typed(swept: tuple[Path, str], tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (paraplan[parquet])")
     assert main(["sweep", "--store", swept[1], "--show", "", "--parquet", str(tmp_path / "t.parquet")]) == 0
@@ -144,7 +177,8 @@ def test_parquet_holds_the_same_typed(swept: tuple[Path, str], tmp_path: Path) -
         (["--store", "s.sqlite", "--workers", "0"], "--workers 0"),
         (["--store", "s.sqlite", "--workers", "2"], "there is nothing to plan"),
         (["s.yaml", "--store", "s.sqlite", "--export", "megatron-lm"], "give both or neither"),
-        (["s.yaml", "--store", "s.sqlite", "--export", "fairseq", "-o", "x"], "fairseq"),
+        (["s.yaml", "--store", "s.sqlite", "--export", "fairseq", "-o", "x"], "--export 'fairseq' is nothing that files can be"),
+        (["s.yaml", "--store", "s.sqlite", "--export", "megatron", "-o", "x"], "did you mean 'megatron-lm' or 'megatron-bridge'?"),
         (["s.yaml", "--store", "s.sqlite", "--ray", "auto", "--workers", "2"], "--workers 2"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from paraplan.optimizer.sweeps.grid import Point, read_sweep
-from paraplan.optimizer.sweeps.query import parse_query, select
+from paraplan.optimizer.sweeps.query import check_values, parse_query, select
 from paraplan.search_spaces.errors import InputError
 
 BASE = "clusters: [hgx-h100]\ndevices: [8, 16]\nglobal_batch: [32, 4 per device]\nseq_len: [4096]\n"
@@ -55,9 +55,15 @@ def test_clusters_may_have_as_many_devices_as_have_one_peak_or_price(tmp_path: P
         "devices: [64, peak of 2048 hgx-h100, price of 2048 hgx-h100]\n"
         "prices: {hgx-h100: 2.5, gb200-nvl72: 5, cloudmatrix-384: 1.25}\n"
     )
-    found = [(point.cluster, point.devices) for point in points(tmp_path, text)]
-    assert [count for _, count in found] == [64, 2048, 64, 768, 1024, 64, 5376, 4096]
-    # 2,048 of 989 TFLOP/s are 810 of 2,500 and 5,723 of 353.9: nearest are 192 trays of 4 (864 are 12 racks), and 7 supernodes
+
+    def found(text: str) -> set[tuple[str, int]]:
+        return {(point.cluster, point.devices) for point in points(tmp_path, text) if point.devices > 64}
+
+    # 2,048 of 989 TFLOP/s are 810 of 2,500 and 5,723 of 353.9: nearest are 192 trays of 4 and 7 supernodes
+    by_peak, by_price = {("gb200-nvl72", 768), ("cloudmatrix-384", 5376)}, {("gb200-nvl72", 1024), ("cloudmatrix-384", 4096)}
+    assert found(text.replace("global_batch: 4096", "global_batch: 4032")) == {("hgx-h100", 2048), *by_peak, *by_price}
+    # whose three and seven 4,096 sequences cannot be dealt to
+    assert found(text) == {("hgx-h100", 2048), *by_price}
 
 
 @pytest.mark.parametrize(
@@ -117,3 +123,39 @@ def test_a_query_picks_the_rows_that_meet_all_conditions(query: str, keys: str) 
 def test_a_query_that_means_nothing_is_refused(query: str) -> None:
     with pytest.raises(InputError, match="--show"):
         parse_query(query, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("model=zzz", "no point that is stored has model zzz; there is moe:10T, moe:600B, gpt2"),
+        ("model!=zzz", "has model zzz; there is"),
+        ("model=gtp2", "has model gtp2; did you mean 'gpt2'?"),
+        ("model=moe:*|llama*", "has model llama*; there is"),
+        ("model=gpt*;devices=64", "has model gpt*;devices=64; there is moe:10T, moe:600B, gpt2; commas stand between conditions"),
+        ("devices=7", "has devices 7; there is 64, 1024, 2048"),
+        ("stack=nemo*", "has stack nemo*; there is megatron-lm, torchtitan"),
+    ],
+)
+def test_a_value_that_no_point_has_is_told_with_those_that_there_are(query: str, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        check_values(parse_query(query, COLUMNS), [row for _, row in ROWS])
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("query", ["model=moe:*,devices=2048", "status=bad input", "mfu=0.9", "devices>4096"])
+def test_a_query_may_find_nothing(query: str) -> None:
+    """What came of points may be none; and values that there are may not come together."""
+    check_values(parse_query(query, COLUMNS), [row for _, row in ROWS])
+    check_values(parse_query("model=zzz", COLUMNS), [])  # nothing is stored yet
+    assert not select(ROWS, parse_query(query, COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("step", "'step_time_s'"), ("batch", "'micro_batch' or 'global_batch'"), ("seq", "'seq_len'"), ("sead", "'seed'")],
+)
+def test_a_column_cut_short_is_taken_for_the_whole(word: str, meant: str) -> None:
+    columns = ("model", "tp", "ep", "seed", "global_batch", "seq_len", "micro_batch", "step_time_s", "optimizer_sharding")
+    with pytest.raises(InputError, match=rf"'{word}' is not a column; did you mean {meant}\?"):
+        parse_query(f"{word}<1", columns)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from paraplan.optimizer.sweeps.grid import Point
@@ -21,9 +25,28 @@ LIMIT_S = 300  # 20 s on an idle machine of two cores, most of them the start of
 
 
 def test_without_ray_the_option_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"paraplan\[ray\]"):
         Ray(LOCAL)
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "localhost:{}", "ray://127.0.0.1:{}", "[::1]:{}"])
+def test_an_address_where_nobody_listens_is_refused_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for minutes; where somebody listens, it is Ray that joins."""
+    joined: list[str] = []
+    ray = SimpleNamespace(init=lambda address, **_: joined.append(address), remote=lambda **_: lambda solve: solve)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    listening = socket.create_server(("localhost" if "localhost" in form else "127.0.0.1", 0))
+    address = form.format(listening.getsockname()[1])
+    if "::1" not in form:
+        with contextlib.closing(listening):
+            Ray(address)
+        assert joined == [address]
+    listening.close()
+    joined.clear()
+    with at_most(10), pytest.raises(InputError, match=rf"--ray {re.escape(address)}: no cluster answers there \(.+\)"):
+        Ray(address)
+    assert not joined
 
 
 def test_a_sweep_on_a_local_cluster_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:

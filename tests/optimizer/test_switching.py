@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.planner import evaluate, plan, with_default_stages
+from paraplan.optimizer.evaluation import evaluate, with_default_stages
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.switching import render_switch
 from paraplan.optimizer.result import Plan, Switch
 from paraplan.optimizer.switching import KEPT, carried, switch

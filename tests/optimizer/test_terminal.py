@@ -51,8 +51,8 @@ def test_no_line_is_wider_than_the_terminal_or_ends_in_blanks(width: int) -> Non
         "27.2–34.1 s",
         "25.9 %",
         "27.4 % full",
-        "7.3 GiB to spare",
-        "73.7 GiB usable, 79.2 in all",
+        "of 78.4 GiB free",
+        "a plan takes up to 73.7 of 78.4 GiB free",
         "46.9 % leaves the supernode",
         "No layout of the space is faster",
         "1,284,310 legal layouts: 2,211 scored, 1,201,740 cut",
@@ -109,7 +109,7 @@ def test_a_layout_that_does_not_fit_shows_by_how_much() -> None:
     stream = io.StringIO()
     render_layout(sample_problem(), sample_priced().model_copy(update={"memory": memory}), Console(file=stream, width=80))
     text = stream.getvalue()
-    assert "52.7 GiB over usable" in text
+    assert "48.0 GiB over 78.4 GiB free" in text
     assert "Memory  oom" in text
     assert max(map(len, text.splitlines())) <= 80
 

@@ -39,6 +39,16 @@ def test_two_layouts_with_equal_terms_are_decided_by_running_both() -> None:
     assert "run both for 20 steps" in tie.decided_by and "no term differs" in tie.decided_by
 
 
+@pytest.mark.parametrize(("aim", "found"), [("goodput", [0]), ("cost", [0]), ("memory", []), ("devices", [1])])
+def test_ties_are_told_in_the_aim_that_leads(aim: str, found: list[int]) -> None:
+    """Of what follows from the step time by its noise, of what is counted where it is equal; of peaks nobody measured it."""
+    best, *others = (PLAN.plan.model_copy(update={"aims": {aim: figure}}) for figure in (100.0, 102.0, 100.0))
+    others = others if aim == "devices" else others[:1]
+    told = ties(PLAN.problem, profile(0.03), best, others, aim)
+    assert [(tie.alternative, tie.aim) for tie in told] == [(place, aim) for place in found]
+    assert [tie.more for tie in told] == pytest.approx([0.0 if aim == "devices" else 0.02 for _ in told])
+
+
 def test_the_terminal_says_which_are_ties_and_the_plan_stays_the_shortest() -> None:
     found = ties(PLAN.problem, profile(0.03), PLAN.plan, PLAN.alternatives)
     for width in (80, 160):

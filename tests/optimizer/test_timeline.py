@@ -16,11 +16,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from paraplan.cost_models.schedules import build_schedule
+from paraplan.cost_models.split_passes import slowed_in_pairs
 from paraplan.cost_models.step import CostModel
 from paraplan.cost_models.timeline import Work, replayed
 from paraplan.optimizer.application import run
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import evaluate
 from paraplan.optimizer.reports import pipeline_picture
 from paraplan.optimizer.reports.canvas import svg, text_width
 from paraplan.optimizer.reports.pipeline_page import pipeline_page
@@ -90,6 +91,27 @@ def test_the_trace_ends_with_the_simulated_step_and_opens(name: str, cases: Any)
     assert len(sent) == 2 * m * (chunks - 1 - turned)
 
 
+KEYS = {"M": {"args"}, "C": {"ts", "args"}, "X": {"tid", "ts", "dur", "cat"}}
+"""What every event of a phase has besides its phase, process and name, in the trace-event format."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slices_of_a_stage_add_up_to_its_work_and_its_step(name: str, cases: Any) -> None:
+    """Passes fill what the replay says that a stage works; what is free of them in the pipeline's time is what it waits."""
+    _, _, step = cases[name]
+    events = json.loads(chrome_trace(step))["traceEvents"]
+    assert all(KEYS[event["ph"]] | {"ph", "pid", "name"} <= set(event) for event in events)
+    for stage, busy_s in enumerate(step.pipeline.busy_s.tolist()):
+        mine = [event for event in events if event["ph"] == "X" and event["pid"] == stage]
+        assert sum(event["dur"] for event in mine if event["cat"] in ("pass", "pair")) == pytest.approx(1e6 * busy_s, rel=1e-9)
+        assert 1.0 - busy_s / step.pipeline.step_s == pytest.approx(step.idle_share[stage], abs=1e-12)
+        around = sum(end - start for words, _, start, end in step.around(stage))
+        states = [event for event in mine if event["tid"] == 1]
+        assert sum(event["dur"] for event in states) == pytest.approx(1e6 * around, rel=1e-9)
+        counted = [event["ts"] for event in events if event["ph"] == "C" and event["pid"] == stage]
+        assert counted == sorted(counted) and counted[0] >= 0
+
+
 @pytest.fixture(scope="module")
 def shell() -> str:
     """Perfetto's trace_processor_shell: the one that PERFETTO_TRACE_PROCESSOR names, else the one that pip's perfetto loads."""
@@ -129,8 +151,7 @@ def test_memory_over_time_reaches_the_peak_of_every_stage(name: str, cases: Any)
         assert gib[-1] == pytest.approx(step.static_gib[stage])  # everything that was taken was given back
         counted = [event["args"]["GiB"] for event in events if event["ph"] == "C" and event["pid"] == stage]
         assert max(counted) == pytest.approx(gib.max(), abs=1e-6)
-        # Chunks of unequal size are counted one by one here, and as a share of their stage by the price.
-        exact = name not in ("interleaved", "zb-v")
+        exact = name != "zb-v"  # where it is fullest no backward may run; the price counts what one needs beside
         assert gib.max() == pytest.approx(told.peak_gib, rel=1e-9 if exact else 0.1)
 
 
@@ -321,16 +342,14 @@ def test_dualpipe_holds_two_copies() -> None:
     assert two.memory.stages[0].terms_gib["weights"] == pytest.approx(two.memory.stages[3].terms_gib["weights"])
 
 
-@pytest.mark.parametrize(("stages", "told"), [("1+1+1+1+3+3+3+3+4+4+4+4", True), ("4+4+4+4+3+3+3+3+1+1+1+1", False)])
-def test_a_price_that_counts_more_memory_than_its_picture_shows_is_told(
-    stages: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Stages hold more micro-batches of their early chunks; where these are small, the price counts chunks of mean size."""
-    asked = ["llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "16", "--global-batch", "32", "--seq-len", "4096"]
-    assert run(["evaluate", *asked, "--layout", f"tp=2,pp=4,vpp=3,stages={stages}", "--json"], lambda: False) == 0
-    (tmp_path / "one.json").write_text(capsys.readouterr().out)
-    assert run(["timeline", str(tmp_path / "one.json"), "-o", str(tmp_path / "one.svg")], lambda: False) == 0
-    assert ("the price counts" in capsys.readouterr().err) == told
+@pytest.mark.parametrize("stages", ["1+1+1+1+3+3+3+3+4+4+4+4", "4+4+4+4+3+3+3+3+1+1+1+1", "3+2+3+2+1+4+4+2+5+1+2+3"])
+def test_chunks_that_differ_are_charged_as_they_are_drawn(stages: str) -> None:
+    """Stages hold more micro-batches of their early chunks, however large those are; some are small here, some large."""
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 16, 32, 4096)
+    layout = complete(problem, parse_layout(f"tp=2,pp=4,vpp=3,stages={stages}"))
+    priced, step = evaluate(problem, layout)[0], step_timeline(problem, layout)
+    for stage, told in enumerate(priced.memory.stages):
+        assert step.memory_gib(stage)[1].max() == pytest.approx(told.peak_gib, rel=1e-9)
 
 
 def test_the_command_writes_what_the_name_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,28 +364,36 @@ def test_the_command_writes_what_the_name_asks_for(tmp_path: Path, capsys: pytes
     for suffix, start in starts.items():
         if suffix == ".png":
             pytest.importorskip("matplotlib", reason="PNG pictures need the extra 'plots'")
-        assert run(["timeline", str(source), "-o", str(tmp_path / f"step{suffix}")], lambda: False) == 0
+        assert run(["timeline", str(source), "-o", str(tmp_path / f"step{suffix}")]) == 0
         assert (tmp_path / f"step{suffix}").read_bytes().startswith(start)
     said = capsys.readouterr()
     assert not said.out and "a step of" in said.err and "says 30.11 s event by event" in said.err
-    assert run(["timeline", str(source), "-o", str(tmp_path / "step.pdf")], lambda: False) == 2
+    assert run(["timeline", str(source), "-o", str(tmp_path / "step.pdf")]) == 2
     assert "ends in '.pdf'" in capsys.readouterr().err and not (tmp_path / "step.pdf").exists()
-    assert run(["timeline", str(source), "-o", str(tmp_path / "x.svg"), "--alternative", "9"], lambda: False) == 2
-    assert run(["timeline", str(source), "-o", str(tmp_path / "x.svg"), "--alternative", "1"], lambda: False) == 2
+    assert run(["timeline", str(source), "-o", str(tmp_path / "x.svg"), "--alternative", "9"]) == 2
+    assert run(["timeline", str(source), "-o", str(tmp_path / "x.svg"), "--alternative", "1"]) == 2
     assert "has no stages" in capsys.readouterr().err
-    assert run(["timeline", str(tmp_path / "broken.json"), "-o", str(tmp_path / "x.svg")], lambda: False) == 2
+    assert run(["timeline", str(tmp_path / "broken.json"), "-o", str(tmp_path / "x.svg")]) == 2
     assert "at least 2·pp = 32" in capsys.readouterr().err
-    assert run(["timeline", str(tmp_path / "none.json"), "-o", str(tmp_path / "x.svg")], lambda: False) == 2
+    assert run(["timeline", str(tmp_path / "none.json"), "-o", str(tmp_path / "x.svg")]) == 2
 
 
 def test_the_run_that_dualpipe_was_made_for() -> None:
-    """DeepSeek-V3 on 2,048 H800: 180K device-hours per trillion tokens (arXiv 2412.19437, section 1), everything in."""
+    """DeepSeek-V3 on 2,048 H800: 180K device-hours per trillion tokens (arXiv 2412.19437, section 1), everything in.
+
+    Kernels beside an exchange have 112 of the 132 SMs (its section 3.5.1). The price is a sixth below what was measured, inside its
+    interval. What is known to be in the measured time and not in the price: smaller batches at the training's begin, checkpoints
+    and restarts, casts by tiles and partial sums in FP32 of its FP8 GEMMs. Not known: how its stages were cut, and how an H800's
+    kernels differ from an H100's.
+    """
     measured_s = 180e3 * 3600 / 1e12 * 15360 * 4096 / 2048
     problem = build_problem("deepseek-v3", "hgx-h800", 2048, 15360, 4096, "megatron-bridge", "fp8")
     assert problem.stack.moe_dispatcher == "flex"  # a token crosses to a node once, as in DeepEP
     words = "pp=16,ep=64,recompute=selective:layernorm+mla_up_proj+moe_act,schedule="
     plain, two_way = (evaluate(problem, complete(problem, parse_layout(words + name)))[0] for name in ("1f1b", "dualpipe"))
-    assert two_way.step_time_s == pytest.approx(measured_s, rel=0.15)
+    assert slowed_in_pairs(problem) == pytest.approx(20 / 132)
+    assert two_way.step_time_interval_s[0] < measured_s < two_way.step_time_interval_s[1]
+    assert 0.8 * measured_s < two_way.step_time_s < measured_s
     assert plain.step_time_s > 1.2 * measured_s
 
 
@@ -379,15 +406,15 @@ def test_an_edited_layout_is_priced_anew_or_refused(tmp_path: Path, capsys: pyte
     given["plan"]["layout"]["stages"] = [stage.model_dump(mode="json") for stage in moved]
     file = tmp_path / "edited.json"
     file.write_text(json.dumps(given))
-    assert run(["timeline", str(file), "-o", str(tmp_path / "step.html")], lambda: False) == 0
+    assert run(["timeline", str(file), "-o", str(tmp_path / "step.html")]) == 0
     assert "edited since" in capsys.readouterr().err
     own, _ = evaluate(problem, priced.layout.model_copy(update={"stages": moved}))
     assert own.step_time_s > priced.step_time_s
     given["plan"]["layout"]["edp"] = 1
     file.write_text(json.dumps(given))
-    assert run(["timeline", str(file), "-o", str(tmp_path / "step.svg")], lambda: False) == 2
+    assert run(["timeline", str(file), "-o", str(tmp_path / "step.svg")]) == 2
     assert f"{file}: tp·cp·pp·dp is 16 devices but etp·ep·edp·pp is 4" in capsys.readouterr().err
     given["plan"]["layout"]["tp"] = 16
     file.write_text(json.dumps(given))
-    assert run(["timeline", str(file), "-o", str(tmp_path / "step.svg")], lambda: False) == 2
+    assert run(["timeline", str(file), "-o", str(tmp_path / "step.svg")]) == 2
     assert "more than the 16 devices" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paraplan.cost_models.step import CostModel
-from paraplan.optimizer.planner import price_layout, with_default_stages
+from paraplan.optimizer.evaluation import price_layout, with_default_stages
 from paraplan.optimizer.reports.waterfall import render_compared
 from paraplan.optimizer.result import PricedLayout
 from paraplan.optimizer.waterfall import DECISIONS, MOST_ORDERED, _Walk, changed_columns, compare_layouts, waterfall

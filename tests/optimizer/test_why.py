@@ -12,7 +12,8 @@ import pytest
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.planner import evaluate, plan
+from paraplan.optimizer.evaluation import evaluate
+from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.why import render_ablations, render_why_not
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.search import Found, Search
@@ -284,7 +285,7 @@ BAD = [
     (["why", "FILE", "--not", "tpp=8"], "not: 'tpp' is not a column"),
     (["why", "FILE", "--not", "tp"], "not: 'tp' is not COLUMN=VALUE"),
     (["why", "FILE", "--not", "tp=0"], "at least 1"),
-    (["why", "FILE", "--not", ","], "names no column"),
+    (["why", "FILE", "--not", ","], "item 1 of ',' is empty"),
     (["why", "FILE", "--time-limit", "0"], "--time-limit"),
     (["why", "BARE"], "problem is missing"),
     (["compare-layouts", "FILE"], "one of OTHER.json, --layout or --alternative"),

@@ -1,0 +1,96 @@
+"""What a plan or a price assumes, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..cost_models.profile import Profile, load_profile
+from ..cost_models.reach import CONGESTED, MEASURED_SUPERNODES, congestion_s, unmeasured_supernodes
+from ..cost_models.schedules import INTERLEAVED, ONE_F_ONE_B, PAIRED, SPLIT, build_schedule, group_size
+from ..cost_models.split_passes import slowed_in_pairs
+from ..cost_models.step import CostModel
+from ..search_spaces.inputs import assumed
+from ..search_spaces.layout import Layout, Problem
+from .result import PricedLayout
+
+TOLD = ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s")
+"""Figures of a stack that a plan names where they are assumed."""
+
+
+def assumptions(problem: Problem, profile: Profile, path: str | None = None) -> tuple[str, ...]:
+    """What was assumed: the problem's own list, the stack's figures that nobody measured, and how far to trust the curves.
+
+    `path` is the user's file that `profile` was laid under.
+    """
+    stack = problem.stack.with_figures(profile.stack_figures(problem.stack, problem.cluster.accelerator.name))
+    figures = ((f"{stack.name} {name}", getattr(stack, name)) for name in TOLD)
+    return (*problem.assumptions, *assumed(figures), *_laid_over(problem, profile, path), *_profile_assumptions(profile, problem))
+
+
+def schedule_assumptions(problem: Problem, layout: Layout) -> tuple[str, ...]:
+    """What the price of a layout assumes of a schedule that splits or pairs its passes, or hides exchanges."""
+    said = []
+    splits = layout.schedule in SPLIT and (problem.stack.split_backward or layout.schedule not in PAIRED)
+    if splits:
+        said.append(
+            f"{layout.schedule}: between its input's gradient and its weights' a GEMM keeps its input and its output's gradient, "
+            "whatever is recomputed"
+        )
+    if layout.schedule in PAIRED and not splits:
+        said.append(f"{layout.schedule}: {problem.stack.name} computes weight gradients with their input's, as it does by default")
+    if layout.schedule in PAIRED:
+        said.append(
+            f"{layout.schedule}: a forward beside a backward hides the exchange of tokens of each behind the other's kernels, "
+            f"which compute {slowed_in_pairs(problem):.1%} less meanwhile"
+        )
+    if problem.stack.overlap.ep and layout.ep > 1 and layout.schedule in (ONE_F_ONE_B, INTERLEAVED):
+        said.append(_hidden_alone(problem, layout))
+    return tuple(said)
+
+
+def _hidden_alone(problem: Problem, layout: Layout) -> str:
+    """What is assumed of passes that Megatron-Core runs beside no other (`build_schedule`, overlapped)."""
+    pp, vpp, m = layout.pp, layout.vpp, layout.num_microbatches
+    group = group_size(layout.schedule, pp, m, problem.stack.microbatch_group)
+    alone = vpp * m - int(build_schedule(layout.schedule, pp, vpp, m, group, overlapped=True).paired[0].sum())
+    return (
+        f"a pass hides {problem.stack.overlap.ep:.0%} of its exchange of tokens, as was measured where nearly all run in pairs; "
+        f"that {alone} of {vpp * m} forwards of the first stage, and as many backwards, run alone and hide nothing is not priced"
+    )
+
+
+def exchange_assumptions(model: CostModel, priced: PricedLayout) -> Iterator[str]:
+    """What the price of a layout assumes of exchanges of tokens between more supernodes than were measured."""
+    supernodes = unmeasured_supernodes(model.network, priced.layout)
+    if supernodes:
+        longer = congestion_s(model.network, priced.layout, priced.breakdown_s["ep"])
+        yield (
+            f"tokens are exchanged between {supernodes} supernodes: measured on up to {MEASURED_SUPERNODES}, and on eight in three "
+            f"networks, two of which held the rate that is priced; under an oversubscribed spine they took {CONGESTED:g} times as "
+            f"long, which would add {longer:.3g} s to the step (in the upper end of its interval): give `oversubscription` where "
+            "the cluster has it"
+        )
+
+
+def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[str, ...]:
+    """Which figures of the stack a user's file changes."""
+    if path is None:
+        return ()
+    name = problem.cluster.accelerator.name
+    pair, shipped = f"{problem.stack.name} on {name}", load_profile(name)
+    own, laid = (each.stack_figures(problem.stack, name) for each in (shipped, profile))
+    changed = [f"{key} = {figure.value:.4g}" for key, figure in laid.items() if own.get(key) != figure]
+    if not changed:
+        return (f"{path} says nothing of {pair}: no figure of the stack is changed by it",)
+    asked = (problem.stack.name, name, problem.model.is_moe)
+    same = profile.interval(*asked) == shipped.interval(*asked)
+    interval = "; it has no interval of its own for such models: that of the shipped figures stands" if same else ""
+    return (f"figures of {pair} from {path}: {', '.join(changed)}{interval}",)
+
+
+def _profile_assumptions(profile: Profile, problem: Problem) -> tuple[str, ...]:
+    known = profile.interval(problem.stack.name, problem.cluster.accelerator.name, problem.model.is_moe)
+    interval = f"step times may be {1 - known.low:.0%} lower to {known.high - 1:.0%} higher ({known.source})"
+    if profile.fitted:
+        return (f"kernel and collective curves of {profile.accelerator} are fitted to measured kernels; {interval}",)
+    return (f"no measured curves for {profile.accelerator}: documented efficiencies are used; {interval}",)
