@@ -44,19 +44,31 @@ class Case:
     devices: int
     global_batch: int
     seq_len: int
+    stack: str | None = None
+    offload_to: str | None = None
 
     @property
     def problem(self) -> Problem:
-        return build_problem(self.model, self.cluster, self.devices, self.global_batch, self.seq_len)
+        numbers = self.devices, self.global_batch, self.seq_len
+        return build_problem(self.model, self.cluster, *numbers, self.stack, offload_to=self.offload_to)
+
+    @property
+    def name(self) -> str:
+        asked = (f", {self.stack}" if self.stack else "") + (f", offload to {self.offload_to}" if self.offload_to else "")
+        return f"{self.model}, {self.devices:,} × {self.cluster}{asked}"
 
     @property
     def words(self) -> list[str]:
-        numbers = {"devices": self.devices, "global-batch": self.global_batch, "seq-len": self.seq_len}
-        return ["plan", self.model, "--cluster", self.cluster, *(w for n, v in numbers.items() for w in (f"--{n}", str(v)))]
+        options = {"cluster": self.cluster, "devices": self.devices, "global-batch": self.global_batch, "seq-len": self.seq_len}
+        options |= {name: value for name, value in (("stack", self.stack), ("offload-to", self.offload_to)) if value}
+        return ["plan", self.model, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 
 
+EVERY_SWITCH = Case("gpt3-175b", "hgx-a100", 4096, 1536, 2048, "megatron-bridge", "host")
+"""TP overlap, which its stack has, DP overlap, offload of optimizer states and of activations beside every other choice."""
 SEARCHED = (
     Case("gpt3-175b", "hgx-a100", 4096, 1536, 2048),
+    EVERY_SWITCH,
     Case("deepseek-v3", "hgx-h800", 2048, 15360, 4096),
     Case("deepseek-v3", "cloudmatrix-384", 1536, 15360, 4096),
     Case("llama-3.1-405b", "three-tier-h100", 16384, 2048, 8192),
@@ -105,9 +117,9 @@ def search_page() -> str:
         certificate = json.loads(out)["certificate"]
         assert certificate["status"] == "optimal"
         counts = (f"{certificate[name]:,}" for name in ("legal", "scored", "cut_by_bound", "cut_by_memory"))
-        name = f"{case.model}, {case.devices:,} × {case.cluster}"
         figures = (f"{certificate['seconds']:.2f}", f"{median(each):.2f}", f"{peak:.0f}", f"{tightness(case.problem):.2f}")
-        lines.append(f"| {' | '.join((name, *counts, *figures))} |")
+        lines.append(f"| {' | '.join((case.name, *counts, *figures))} |")
+    space = json.loads(measured[EVERY_SWITCH][1])["certificate"]["space"]
     seconds = {case: median(each) for case, (each, _, _) in measured.items()}
     help_s = median(timed(["--help"])[0])
     ratios = ", ".join(f"{seconds[case] / help_s:.0f}" for case in SEARCHED)
@@ -116,10 +128,13 @@ def search_page() -> str:
             "# Search, proof included",
             "",
             "`python results/benchmarks/regenerate.py search` writes this page: `paraplan plan MODEL --cluster NAME --devices N "
-            "--global-batch B --seq-len S` in a new process, one core, the median of three runs. The default space, every status "
-            "`optimal`. Bound over step: of the best frame, the bound that the frame was ordered by.",
+            "--global-batch B --seq-len S` in a new process, one core, the median of three runs. The default space, but where "
+            "`--stack` and `--offload-to` are named; every status `optimal`. Bound over step: of the best frame, the bound that "
+            "the frame was ordered by.",
             "",
             *lines,
+            "",
+            f"The space of {EVERY_SWITCH.name}, in the words of its certificate: {space}.",
             "",
             f"In units of `paraplan --help` ({help_s:.2f} s): {ratios}.",
             "",

@@ -1,19 +1,21 @@
 """Compares the engines on twenty problems and writes results/engines.md: python results/engines/regenerate.py
 
-CMA-ES joins where the package cmaes is installed, the Gaussian process where torch and scipy are.
+CMA-ES joins where the package cmaes is installed, the Gaussian process where torch and scipy are. Every engine runs on one
+processor, whose seconds are counted: other work on the machine leaves them alone.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import optuna
@@ -35,10 +37,19 @@ from tables import LARGEST, TooLargeError, solve_tables  # noqa: E402
 BUDGET = 192
 """Layouts that every sampler prices."""
 LIMIT_S = 60.0
-"""Longest that a proof may take before its gap is written instead."""
-SAMPLER_LIMIT_S = 30.0
+"""Longest that a proof may take, by the clock, before its gap is written instead."""
+SAMPLER_LIMIT_S = 120.0
+"""Likewise of a sampler's layouts."""
+GP = "GP"
+GP_LIMIT_S = 10.0
+"""Seconds of the processor in which the Gaussian process proposes, the rest being random: it takes nearly one for each layout,
+others milliseconds."""
+WORKERS = 2
+"""Processes among which the problems are dealt."""
 REACHED = 1e-6
 """Relative distance within which an optimum counts as reached."""
+PRODUCT = "TPE from bounds"
+"""The sampler of `--engine optuna`."""
 NARROW = "recompute=none,micro_batch=1,offload=none,optimizer_sharding=zero1"
 
 
@@ -94,13 +105,25 @@ def samplers() -> dict[str, tuple[Sampler, int]]:
         "NSGA-II": (_nsga2, 0),
         "NSGA-II from bounds": (_nsga2, STARTS),
         "TPE": (_tpe, 0),
-        "TPE from bounds": (_tpe, STARTS),
+        PRODUCT: (_tpe, STARTS),
     }
     if find_spec("cmaes"):
         kinds["CMA-ES"] = (lambda: optuna.samplers.CmaEsSampler(seed=SEED, popsize=PER_BATCH, warn_independent_sampling=False), 0)
     if find_spec("torch") and find_spec("scipy"):
-        kinds["GP"] = (lambda: optuna.samplers.GPSampler(seed=SEED, n_startup_trials=PER_BATCH), 0)
+        kinds[GP] = (_gaussian_process, 0)
     return kinds
+
+
+def _gaussian_process() -> optuna.samplers.BaseSampler:
+    end_s = time.process_time() + GP_LIMIT_S
+
+    class Limited(optuna.samplers.GPSampler):
+        """One that leaves its proposals to chance once its time has passed."""
+
+        def sample_relative(self, *asked: Any) -> dict[str, Any]:
+            return {} if time.process_time() > end_s else super().sample_relative(*asked)
+
+    return Limited(seed=SEED, n_startup_trials=PER_BATCH)
 
 
 def _nsga2() -> optuna.samplers.BaseSampler:
@@ -150,15 +173,19 @@ class Row:
 
 def main() -> None:
     """Runs every engine on every case and writes the page."""
+    begun, rows = time.monotonic(), list[Row]()
+    with Meter(shown=True) as meter, ProcessPoolExecutor(WORKERS, initializer=_warm) as workers:
+        for row in workers.map(measured, CASES):
+            rows.append(row)
+            meter("comparing engines", len(rows) / len(CASES))
+    write_file(HERE.parent / "engines.md", page(rows, time.monotonic() - begun))
+
+
+def _warm() -> None:
+    """Imports and first calls are nobody's search."""
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    begun, rows = time.monotonic(), []
-    measured(CASES[0])  # imports and first calls are nobody's search
-    with Meter(shown=True) as meter:
-        for case in CASES:
-            rows.append(measured(case))
-            meter("comparing engines", len(rows) / len(CASES))
-            write_file(HERE.parent / "engines.md", page(rows, time.monotonic() - begun))
+    measured(CASES[0])
 
 
 def measured(case: Case) -> Row:
@@ -183,17 +210,17 @@ def measured(case: Case) -> Row:
 
 def _timed(problem: Problem, run: Callable[[Task, Search, Callable[[float], None]], Found]) -> Timing:
     """An engine from its space to its proof; the optimum counts as found at the end of the batch or round that held it."""
-    begun = time.monotonic()
+    begun = time.process_time()
     space, model = Space(problem), CostModel(problem)
     search = Search(space, model, 1, LIMIT_S)
     seen: list[tuple[float, float]] = []
 
     def look(_: float) -> None:
         if search.best and (not seen or search.best[0].step_time_s < seen[-1][1]):
-            seen.append((time.monotonic() - begun, search.best[0].step_time_s))
+            seen.append((time.process_time() - begun, search.best[0].step_time_s))
 
     found = run(Task(space, model, 1, LIMIT_S, look), search, look)
-    proof_s = time.monotonic() - begun
+    proof_s = time.process_time() - begun
     look(1.0)
     return Timing(seen[-1][0], proof_s, found.best[0].step_time_s, found.complete)
 
@@ -208,22 +235,25 @@ def _benders(task: Task, search: Search, look: Callable[[float], None]) -> Found
 
 def _tabulated(problem: Problem) -> tuple[float | None, float | None]:
     """Seconds and optimum of the objective as one table; nothing where the space is too large for it."""
-    begun = time.monotonic()
+    begun = time.process_time()
     try:
         best_s = solve_tables(Space(problem), CostModel(problem))
     except TooLargeError:
         return None, None
-    return time.monotonic() - begun, best_s
+    return time.process_time() - begun, best_s
 
 
 def _sampled(problem: Problem, sampler: optuna.samplers.BaseSampler, starts: int, optimum_s: float) -> Sampling:
-    task = Task(Space(problem), CostModel(problem), 1, SAMPLER_LIMIT_S)
+    begun, batches_s = time.process_time(), list[float]()
+    task = Task(Space(problem), CostModel(problem), 1, SAMPLER_LIMIT_S, lambda _: batches_s.append(time.process_time() - begun))
     result = sample(task, sampler, BUDGET, starts)
+    seconds = time.process_time() - begun
     best_s = result.progress[-1][2] if result.progress else np.inf
     enough_s = max(best_s, optimum_s * (1.0 + REACHED))
-    after, after_s = next(((priced, at) for priced, at, seconds in result.progress if seconds <= enough_s), (0, np.nan))
+    after = next((priced for priced, _, step_s in result.progress if step_s <= enough_s), 0)
+    after_s = batches_s[min(-(-after // PER_BATCH), len(batches_s)) - 1] if batches_s else np.nan
     reached = bool(best_s <= optimum_s * (1.0 + REACHED))
-    return Sampling(best_s / optimum_s - 1.0, result.priced, result.found.seconds, after, after_s, reached)
+    return Sampling(best_s / optimum_s - 1.0, result.priced, seconds, after, after_s, reached)
 
 
 def page(rows: list[Row], seconds: float) -> str:
@@ -231,16 +261,16 @@ def page(rows: list[Row], seconds: float) -> str:
     names = list(rows[0].sampled)
     return f"""# The engines compared
 
-Regenerate with `python results/engines/regenerate.py` ({seconds / 60:.0f} minutes on {os.cpu_count()} cores).
+Regenerate with `python results/engines/regenerate.py` ({seconds / 60:.0f} minutes with {WORKERS} processes).
 
 {verdict(rows, names)}
 
 ## Proofs
 
-Seconds from the problem to the optimum (the end of the batch or round that held it) and to its proof, and × the proof's time over
-branch and bound's in the same run. Every engine keeps one layout. `tables` prices every layout and gives CP-SAT the objective as
-one table; it refuses spaces of more than {LARGEST:,} layouts (–), those with overlap on and off counted once, which `legal
-layouts` counts apart. `narrowed` fixes `{NARROW}`.
+Seconds of one processor from the problem to the optimum (the end of the batch or round that held it) and to its proof, and × the
+proof's time over branch and bound's in the same run. Every engine keeps one layout. `tables` prices every layout and gives CP-SAT
+the objective as one table; it refuses spaces of more than {LARGEST:,} layouts (–), those with overlap on and off counted once,
+which `legal layouts` counts apart. `narrowed` fixes `{NARROW}`.
 
 {table(PROOFS, (_proof_line(row) for row in rows))}
 
@@ -249,11 +279,16 @@ layouts` counts apart. `narrowed` fixes `{NARROW}`.
 Every sampler prices {BUDGET} layouts, all different; fewer (in brackets) where there are no more or {SAMPLER_LIMIT_S:.0f} s pass
 first. Each of its points becomes the nearest legal layout that was not priced yet, cut into stages as branch and bound does.
 `from bounds`: the plainest layouts of the {STARTS} frames of least bound come first. Gap to the optimum @ the layouts, and seconds,
-after which the sampler had its best; a gap of 0 is the optimum.
+after which the sampler had its best; a gap of 0 is the optimum.{_gp_limit(names)}
 {_left_out(names)}
 
 {table(("problem", *names), ((row.case.title, *(_sampler_cell(row, name) for name in names)) for row in rows))}
 """
+
+
+def _gp_limit(names: list[str]) -> str:
+    process = f"\n{GP}, the Gaussian process, proposes for {GP_LIMIT_S:.0f} s of the processor, and leaves the rest to chance."
+    return process if GP in names else ""
 
 
 PROOFS = ("problem", "legal layouts", "bnb optimum", "bnb proof", "cp-sat optimum", "cp-sat proof", "×", "tables proof", "×")
@@ -270,18 +305,22 @@ def verdict(rows: list[Row], names: list[str]) -> str:
     reached = {name: sum(row.sampled[name].reached for row in rows) for name in names}
     gaps = {name: median(row.sampled[name].gap for row in rows) for name in names}
     order = sorted(names, key=lambda name: (gaps[name], -reached[name]))
-    pace = median(row.sampled[order[0]].seconds / row.bnb.proof_s for row in rows)
-    shown = "; ".join(f"{name} {gaps[name]:.1%}, {reached[name]} of {count}" for name in order)
+    paces = {name: median(row.sampled[name].seconds / row.bnb.proof_s for row in rows) for name in names}
+    shown = "; ".join(f"{name} {gaps[name]:.1%}, {reached[name]} of {count}, {paces[name]:.2g} ×" for name in order)
+    same = "the same ones" if proved[0] == proved[1] else "those of the other among them, or the page would not have been written"
+    faster = "bnb" if totals[0] <= totals[1] else "cp-sat"
+    place = order.index(PRODUCT) + 1
     return f"""- **bnb** proves {proved[0]} of {count} optima within {LIMIT_S:.0f} s each, **cp-sat** (Benders)
-  {proved[1]}, the same ones. Those that both prove take bnb {totals[0]:.0f} s in all and cp-sat {totals[1]:.0f} s:
-  {median(ratios):.2g} times as long at the median, {max(ratios):.2g} times at most. Where few frames lie below the optimum the two
-  do the same work, since cp-sat's subproblem is bnb's own pricing. Where thousands do, its master is presolved again in every
-  round. cp-sat is worth running for its second reading of the rules, the user's among them. `--engine auto` is bnb.
+  {proved[1]}, {same}. Those that both prove take bnb {totals[0]:.0f} s in all and cp-sat {totals[1]:.0f} s:
+  {median(ratios):.2g} times as long at the median, from {min(ratios):.2g} to {max(ratios):.2g} times. The subproblem of cp-sat is
+  bnb's own pricing; its master is presolved again in every round. cp-sat is a second reading of the rules, the user's among them.
+  The faster in all is {faster}; `--engine auto` is bnb.
 - **tables** takes {median(tabulated):.2g} times bnb's time where it can be run at all ({len(tabulated)} of {count}): it prices
   everything that bounds leave out.
-- **optuna** proves nothing. Median gap after {BUDGET} layouts, and optima reached: {shown}.
-  Pricing them takes {pace:.2g} times as long as bnb's proof at the median ({order[0]}): a bound costs far less than a price.
-  Samplers are for knobs that cannot be listed. `--engine optuna` is TPE from bounds, with a larger budget."""
+- **optuna** proves nothing. Median gap after {BUDGET} layouts, optima reached, and median time over that of bnb's proof:
+  {shown}.
+  `--engine optuna` is {PRODUCT}, number {place} of the {len(order)} by median gap, with a larger budget. Samplers are for knobs
+  that cannot be listed."""
 
 
 def _left_out(names: list[str]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import build_problem, evaluate
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import with_default_stages
 from paraplan.optimizer.recutting import proved
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.validation import markdown

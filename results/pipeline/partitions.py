@@ -11,9 +11,9 @@ import numpy as np
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import PricedLayout, build_problem, evaluate
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.optimizer.exporters.splits import megatron_layout, parse_megatron_layout
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import with_default_stages
 from paraplan.optimizer.recutting import Recut, proved
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.validation import markdown

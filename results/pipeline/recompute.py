@@ -11,8 +11,8 @@ from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import build_problem
 from paraplan.optimizer.bounds import least_after, row_bounds_s
 from paraplan.optimizer.chunks import Chunking, best_chunks, step_seconds
+from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import with_default_stages
 from paraplan.optimizer.recutting import opened, proved
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.validation import markdown

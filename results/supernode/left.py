@@ -8,6 +8,7 @@ from paraplan.optimizer import build_problem, plan
 from paraplan.optimizer.leftover import Left
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.further import degrees
+from paraplan.optimizer.reports.supernode import left_words, told_apart
 from paraplan.optimizer.reports.validation import markdown
 from paraplan.optimizer.supernode_result import DevicesLeft, LeftOption
 from paraplan.search_spaces.degraded import after_loss, slowed, supernode_counts
@@ -29,7 +30,7 @@ def what_is_left() -> str:
             frame(option),
         )
         for job, left in (("a device lost", lost), ("uneven racks", uneven), ("a slow device", slow))
-        for option in (*left.options, *((left.whole,) if left.whole else ()))
+        for option in (*told_apart(left.options), *((left.whole,) if left.whole else ()))
     ]
     kept = lost.options[0].layout
     assert kept is not None
@@ -49,7 +50,7 @@ plan takes.
 
 {markdown(("job", "way to go on", "step", "idle", "layout"), rows)}
 
-**{three}.** With one device lost the job runs on {lost.used:,} devices, {step_ratio(lost)} as long a step as with a spare in place.
+**{three}.** {" ".join(left_words(lost))}
 The slow device costs {wording.percent(harm)} of the step in stage {place.worst_stage}, where it does most harm, and
 {wording.percent(hidden)} in stage {place.stage}, which has time to spare: the plan says so.
 """
@@ -89,12 +90,6 @@ def asked(model: str, name: str, devices: int, batch: int, length: int, left: Le
 
 def step(seconds: float | None) -> str:
     return "nothing fits" if seconds is None else wording.seconds(seconds)
-
-
-def step_ratio(left: DevicesLeft) -> str:
-    """Of the way that is taken over the job without losses."""
-    taken, whole = left.options[0].step_time_s, left.whole.step_time_s if left.whole else None
-    return f"{taken / whole:.2f} times" if taken and whole else "as"
 
 
 def frame(option: LeftOption) -> str:

@@ -87,7 +87,7 @@ def section(sweep: Sweep, rows: Sequence[Row]) -> str:
 HEAD = """# Sweeps
 
 `python results/sweeps/regenerate.py` writes this page, its tables and its pictures. By the cost model alone, in BF16; devices are
-what software addresses (a die of 910C is one). Models are members of the scaling families (`optimizer/sweeps/family.py`). The
+what software addresses (a die of 910C is one). Models are of the scaling families (`search_spaces/scaling_families.py`). The
 pictures are those of `paraplan sweep --store FILE --show "" --plot DIR`, which also writes them as one page with filters. In the
 tables, efficiency is tokens per second and device over those of the fewest devices that have a plan, at a batch that stays and at
 one that grows with the devices. A point is proved best in its space (`optimal`) unless the table says otherwise.
@@ -165,7 +165,7 @@ def equal_peak(rows: Sequence[Row]) -> list[str]:
     rates = {row["cluster"]: row["tokens_per_s"] for row in large}
     loses = all(row["tokens_per_s"] < rates[row["cluster"]] for row in small if row["cluster"] in rates)
     return [
-        f"2,048 H100 have the peak of {counted(rows)}, to the nearest count that batches and layers divide by. Rates below are "
+        f"2,048 H100 have the peak of {counted(rows)}, to the nearest count that batches can be dealt to. Rates below are "
         "tokens per second for each EFLOP/s of peak, so that what is left of the difference does not count.",
         f"{DENSE}: {said(dense)}.",
         f"moe:600B: {said(moe)}. {LARGEST}: {said(large)}.",

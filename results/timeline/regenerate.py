@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.planner import evaluate
 from paraplan.optimizer.reports.canvas import svg
 from paraplan.optimizer.reports.pipeline_picture import pipeline_picture
 from paraplan.optimizer.step_timeline import step_timeline

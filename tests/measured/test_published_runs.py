@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import pytest
+from paraplan.cost_models.validation import Outcome
 
 SCRIPT = Path(__file__).parents[2] / "results" / "published-runs" / "regenerate.py"
 SPEC = importlib.util.spec_from_file_location("published_runs", SCRIPT)
@@ -25,3 +27,35 @@ def test_error_on_published_runs_has_not_grown(source: str, rows: int, mean_erro
     assert len(runs) == rows
     assert mean(errors) <= mean_error
     assert max(errors) <= largest
+
+
+@pytest.fixture(scope="module")
+def unseen() -> Mapping[tuple[str, str], list[Outcome]]:
+    found: Mapping[tuple[str, str], list[Outcome]] = published.unseen()
+    return found
+
+
+def test_every_unseen_run_is_priced_and_at_most_sixty_stand_there(unseen: Mapping[tuple[str, str], list[Outcome]]) -> None:
+    outcomes = [each for rows in unseen.values() for each in rows]
+    assert [each.run.id for each in outcomes if each.skipped] == []
+    assert 50 <= len(outcomes) <= 60
+
+
+@pytest.mark.parametrize(
+    ("family", "accelerator", "median_error", "bias"),
+    [
+        ("internevo", "A100-80GB-SXM", 0.17, 0.17),
+        ("fms-fsdp", "A100-80GB-SXM", 0.12, 0.12),
+        ("fms-fsdp", "H100-80GB-SXM", 0.12, 0.07),
+        ("nemo-25", "GB200", 0.09, 0.09),
+        ("nemo-25", "B200", 0.09, 0.09),
+        ("nemotron-4", "H100-80GB-SXM", 0.21, 0.21),
+        ("mt-nlg", "A100-80GB-SXM", 0.05, 0.05),
+    ],
+)
+def test_raw_transfer_to_families_that_no_fit_has_seen_has_not_grown_worse(
+    unseen: Mapping[tuple[str, str], list[Outcome]], family: str, accelerator: str, median_error: float, bias: float
+) -> None:
+    errors = [published.error_of(each) for each in unseen[family, accelerator]]
+    assert median(abs(error) for error in errors) <= median_error
+    assert abs(median(errors)) <= bias
