@@ -21,14 +21,19 @@ class Solver(cp_model.CpSolver):
         if threading.current_thread() is not threading.main_thread():
             return super().solve(model)
         ended: list[cp_model.CpSolverStatus | Exception] = []
-        thread = threading.Thread(target=lambda: ended.append(self._solved(model)))
-        thread.start()
+        done = threading.Event()
+
+        def solved() -> None:
+            ended.append(self._solved(model))
+            done.set()
+
+        threading.Thread(target=solved).start()
         try:
-            thread.join()
+            done.wait()  # not join, which an interrupt makes believe that the thread has ended
         except KeyboardInterrupt:
-            while thread.is_alive():
+            while not done.is_set():
                 self.stop_search()
-                thread.join(LOOK_S)
+                done.wait(LOOK_S)
             raise
         (status,) = ended
         if isinstance(status, Exception):

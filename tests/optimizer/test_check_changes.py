@@ -269,7 +269,9 @@ def test_mends_taken_literally(form: str) -> None:
             assert again.fit.peak_gib == pytest.approx(mend.peak_gib, rel=1e-3), (text, changed)
             assert again.priced.step_time_s == pytest.approx(mend.step_time_s, rel=1e-3), (text, changed)
             made_so_far += 1
-    assert made_so_far
+        if made_so_far:
+            return
+    pytest.fail("no job of these has mends")
 
 
 def test_torchtitan_itself_takes_what_is_advised() -> None:

@@ -154,6 +154,10 @@ def test_a_solve_ends_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         deterministic_solver(600.0).solve(model)
     assert time.process_time() - begun < 10.0
+    running = threading.active_count()
+    begun, begun_cpu = time.monotonic(), time.process_time()
+    time.sleep(0.5)
+    assert threading.active_count() <= running and time.process_time() - begun_cpu < 0.8 * (time.monotonic() - begun), "it goes on"
 
 
 def test_no_moment_of_a_plan_loses_it(tmp_path: Path) -> None:
