@@ -12,20 +12,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ..search_spaces.cluster import Figure
 from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Floats
 from .few_runs import doubts_of, few_runs
-from .intervals import Kind, Residuals, intervals_of
+from .intervals import COVERAGE, Kind, Residuals, intervals_of
 from .many_runs import Search
 from .parameters import FEW_ROWS, PARAMETERS, Fit, Parameter, centres, movable, start_of, summary
 from .pooling import SHARES, TOLD_BY_ONE_RUN, Pair, Pool, Prior, Seen
 from .profile import Intervals, load_profile
+from .run_clusters import cluster_of, placed
 from .run_files import read_runs, some_ids
+from .run_layouts import stack_of
 from .run_models import Shape, read_shapes
 from .run_statistics import Errors, errors
-from .runs import Run
+from .runs import Run, Unpriceable
 from .trials import Priced
 from .validation import Outcome, measured_of, problem_key
 
@@ -62,6 +65,7 @@ class Calibration:
     after: Errors
     residuals: Residuals
     unexplained: tuple[tuple[str, float], ...] = ()  # ids of runs off by more than UNEXPLAINED after the fit; measured/predicted
+    clusters: tuple[str, ...] = ()  # that the runs were made on: ClusterSpec.rates
 
     def figures(self) -> dict[str, Figure]:
         """The fitted figures as a stack or a profile holds them."""
@@ -82,6 +86,7 @@ class Calibrations:
     pools: Mapping[str, Pool]
     intervals: Intervals
     unused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of rows to fit that have no say, by reason
+    site: bool = False  # whether the figures start from shipped ones, as a site's do
 
     def __iter__(self) -> Iterator[Calibration]:
         return iter(self.pairs)
@@ -91,16 +96,23 @@ Progress = Callable[[float], None]
 
 
 def calibrate(
-    path: Path, stack: str | None = None, site: bool = False, profile: str | None = None, progress: Progress | None = None
+    path: Path,
+    stack: str | None = None,
+    site: bool = False,
+    profile: str | None = None,
+    progress: Progress | None = None,
+    cluster: str | None = None,
 ) -> Calibrations:
     """Fits every stack and accelerator of a CSV of measured runs to its rows with split `fit`.
 
     Figures start from the stack's documented ones. With `site` they start from those fitted to published runs, and rows without
     a split are a site's own and count too; rows marked `test` are never looked at. `stack` names the only one to fit; `profile`
-    is a YAML laid over the accelerators' curves. InputError where there is nothing to fit.
+    is a YAML laid over the accelerators' curves; `cluster` is where rows ran that name no cluster. InputError where there is
+    nothing to fit.
     """
     usable = ("fit", "") if site else ("fit",)
-    runs = [run for run in read_runs(path) if run.text("split").lower() in usable]
+    every = placed(read_runs(path, located=cluster is not None), path.parent, cluster)
+    runs = [run for run in every if run.text("split").lower() in usable]
     if not runs:
         hint = "" if site else "; --site takes rows without a split"
         raise InputError(f"{path}: no row has split 'fit'{hint}")
@@ -128,7 +140,18 @@ def calibrate_runs(
         raise InputError(f"{origin}: no run of stack {stack!r} has a step time to fit; there are runs of {there}")
     if not wanted:
         raise InputError(f"{origin}: no row to fit can be priced and has a step time ({_quoted(_unused(outcomes))})")
-    return replace(fit_pairs(wanted, profile, shipped, progress), unused=_unused(outcomes))
+    asked = [outcome for outcome in outcomes if stack is None or stack_name(outcome) == stack]
+    return replace(fit_pairs(wanted, profile, shipped, progress), unused=_unused(asked))
+
+
+def stack_name(outcome: Outcome) -> str | None:
+    """The stack that a row's words stand for, whether it can be priced or not; None where they do not tell."""
+    if outcome.job is not None:
+        return outcome.job.problem.stack.name
+    try:
+        return stack_of(outcome.run, cluster_of(outcome.run))[0]
+    except Unpriceable:
+        return None
 
 
 def _unused(outcomes: Sequence[Outcome]) -> dict[str, tuple[str, ...]]:
@@ -191,7 +214,7 @@ def fit_pairs(pairs: Pairs, profile: str | None = None, shipped: bool = True, pr
     unmeasured = [] if shipped else unmeasured_residuals(pairs, pools, profile)
     known = _typical(pairs, profile) if shipped else {}
     intervals = intervals_of([each.residuals for each in found.values()], unmeasured, known)
-    return Calibrations(tuple(found[key] for key in pairs), pools, intervals)
+    return Calibrations(tuple(found[key] for key in pairs), pools, intervals, site=shipped)
 
 
 def _typical(pairs: Pairs, profile: str | None) -> Mapping[Kind, float]:
@@ -267,6 +290,8 @@ def fit(
         fits = tuple(alone.get(fit.name) or _kept(fit, runs.figures[fit.name]) for fit in fits)
         residuals = replace(residuals, values=tuple((scalar.left_out if single else own).tolist()))
     after = runs.predict({fit.name: fit.value for fit in fits})
+    if few or shipped:  # a published stack's many runs are taken as they are: their tail is its own
+        residuals = residuals.without(slips_among(runs.measured / after))
     return Calibration(
         pair.stack,
         pair.accelerator,
@@ -279,7 +304,18 @@ def fit(
         _errors(after, runs.measured),
         residuals,
         _unexplained(outcomes, runs.measured / after),
+        tuple(dict.fromkeys(o.job.problem.cluster.rates for o in outcomes if o.job is not None)),
     )
+
+
+def slips_among(ratios: Floats) -> npt.NDArray[np.bool_]:
+    """Which runs are so few and so far off, by measured over predicted after the fit, that they are taken for slips, (n,).
+
+    An interval that is to hold a share of runs leaves the others out anyway; more of them say that the figures are wrong.
+    """
+    off = np.abs(np.log(ratios)) > math.log(UNEXPLAINED)
+    count, least = off.sum(), min(COVERAGE * len(off), len(off) - 1)  # runs that are explained: one slip is one even among three
+    return np.asarray(off if len(off) - count >= least and 2 * count < len(off) else np.zeros_like(off))
 
 
 def _unexplained(outcomes: Sequence[Outcome], ratios: Floats) -> tuple[tuple[str, float], ...]:

@@ -65,12 +65,12 @@ class Kernels:
     def _gemm_s(self, op: Operator, m: Floats | float, n: Floats | float, k: Floats | float) -> Floats:
         precision = "bf16" if op.high_precision and self.precision in ("fp8", "fp4") else self.precision
         curve, peak = self.profile.gemm_curve(precision), self.peak(precision)
-        if op.kind == "grouped_gemm":  # one by one, each expert's kernel has a launch, a ramp and a tail of its own
-            time_s = grouped_gemm_s(curve, self.profile.grouped_gemm, peak, m, n, k, op.groups)
-            if self.stack.expert_gemms == "one by one":
-                time_s = time_s + (op.groups - 1.0) * curve.launch_s.value
-        else:
+        if op.kind != "grouped_gemm":
             time_s = gemm_s(curve, peak, m, n, k)
+        elif self.stack.expert_gemms == "one by one":  # plain GEMMs: each expert's has a launch, a ramp and a tail of its own
+            time_s = gemm_s(curve, peak, m, n, k, op.groups) + (op.groups - 1.0) * curve.launch_s.value
+        else:
+            time_s = grouped_gemm_s(curve, self.profile.grouped_gemm, peak, m, n, k, op.groups)
         moved = BF16 * op.groups * (m * k + k * n + m * n)
         return np.maximum(time_s, self._memory_s(moved + op.zeros)) / self._efficiency + op.zeros
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, Ints, Layout, LayoutTable
 from .layers import COMPONENTS, COMPUTE, CP, DP, ENDS, EP, HOST, OFFLOAD, TP, LayerModel
-from .loads import Cuts, piece_counts, recompute_depths
+from .loads import Cuts, Loads, piece_counts, recompute_depths
 from .memory import GIB
 from .operators import Factors, Operator
 from .rows import Rows
@@ -20,7 +21,7 @@ from .states import Pair
 from .step import CostModel
 from .timeline import Work
 from .traffic import OFFLOAD as OFFLOADED
-from .traffic import layers_redone, offloaded_bytes, sent_bytes
+from .traffic import layers_redone, lent_bytes, offloaded_bytes, sent_bytes
 
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "transient", "communicators")
 
@@ -84,10 +85,11 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     }
     peaks = model.stage_peaks(rows, flow.load)[:, 0, :]
     redone, weights = layers_redone(model, rows, cuts), (np.array([chunks.dense.sum()]), np.array([chunks.expert.sum()]))
-    traffic = _traffic(model, rows, redone, weights)
+    traffic = _traffic(model, rows, redone, weights, chunks)
     offloaded = float(offloaded_bytes(model, rows, redone, *weights)[0])
     supernode = model.network.supernode
-    between = [{name: size for name, size in traffic[level.name].items() if name != OFFLOADED} for level in model.network.levels]
+    pooled = {OFFLOADED} if model.problem.workload.offload_to == "pool" else set()
+    between = [{name: size for name, size in traffic[level.name].items() if name not in pooled} for level in model.network.levels]
     sent = np.array([sum(each.values()) for each in between])  # between devices
     flops = model_flops(model.layers)
     return Detail(
@@ -173,14 +175,17 @@ def _stage_components(model: CostModel, table: LayoutTable, held_chunks: Ints) -
     return forward, backward, recompute
 
 
-def _traffic(model: CostModel, rows: Rows, redone: Mapping[str, Floats], weights: Pair) -> dict[str, dict[str, float]]:
+def _traffic(
+    model: CostModel, rows: Rows, redone: Mapping[str, Floats], weights: Pair, chunks: Loads
+) -> dict[str, dict[str, float]]:
     """GiB that a used device sends one way per step (mean over devices), by level and dimension.
 
-    `weights`: dense and expert parameters on one rank of every stage, summed, (1,) each.
+    `weights`: dense and expert parameters on one rank of every stage, summed, (1,) each; `chunks`: what these hold, (1, pp·vpp).
     """
     levels = [level.name for level in model.network.levels]
     found: dict[str, dict[str, float]] = {level: {} for level in levels}
-    for dimension, sent in sent_bytes(model, rows, redone, *weights):
+    lent = [(OFFLOADED, lent_bytes(model, rows, chunks)[:, None])] if rows.lent.any() else []
+    for dimension, sent in chain(sent_bytes(model, rows, redone, *weights), lent):
         for level, amount in zip(levels, sent[:, 0], strict=True):
             if amount > 0:
                 found[level][dimension] = found[level].get(dimension, 0.0) + float(amount) / GIB

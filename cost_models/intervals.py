@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..search_spaces.layout import Floats
 from .profile import Interval, Intervals
@@ -32,6 +33,7 @@ ALIKE = 0.5
 LEAST_SIZE = 0.02  # what repeats of one run differ by
 Z_COVERAGE = 1.2816  # of a normal residual in units of its spread: 80 % lie below
 Kind = Literal["dense", "moe"]
+T = TypeVar("T")
 KINDS: dict[bool, Kind] = {False: "dense", True: "moe"}
 
 
@@ -46,6 +48,16 @@ class Residuals:
     problems: tuple[int, ...] = ()  # runs that share one are layouts of one problem
     models: tuple[int, ...] = ()  # runs that share one are of one model
     spread: float = 0.0  # of log step times, by what few runs leave unknown of the figures, and sources of their runs
+    slips: int = 0  # runs that the figures do not explain and that are not among these
+
+    def without(self, slips: npt.NDArray[np.bool_]) -> Residuals:
+        """The residuals of the other runs; `slips` is (n,)."""
+
+        def rest(column: tuple[T, ...]) -> tuple[T, ...]:
+            return tuple(value for value, slip in zip(column, slips, strict=True) if not slip)
+
+        parts = rest(self.values), rest(self.moe), rest(self.problems), rest(self.models)
+        return Residuals(self.stack, self.accelerator, *parts, self.spread, int(slips.sum()))
 
     def of(self, moe: bool) -> Floats:
         """Sizes of those of one kind of model."""
@@ -149,6 +161,8 @@ def _interval(size: float, source: str) -> Interval:
 
 
 def _source(found: Residuals, moe: bool) -> str:
-    runs, models = len(found.of(moe)), len(set(found.models_of(moe)))
-    own = f"{runs} {'run' if runs == 1 else 'runs'} of {models} {'model' if models == 1 else 'models'}"
-    return f"{own}, each left out" if len(set(found.models)) > 1 else f"models of other pairs: {own} cannot tell of another"
+    count, models = len(found.of(moe)), len(set(found.models_of(moe)))
+    own = f"{count} {'run' if count == 1 else 'runs'} of {models} {'model' if models == 1 else 'models'}"
+    said = f"{own}, each left out" if len(set(found.models)) > 1 else f"models of other pairs: {own} cannot tell of another"
+    runs, are = ("1 run", "is") if found.slips == 1 else (f"{found.slips} runs", "are")
+    return f"{said}; {runs} that the figures do not explain {are} not counted" if found.slips else said

@@ -98,7 +98,8 @@ def update_profile(path: Path, tables: Mapping[str, Rows], device: Device) -> Pr
     """Replaces the fitted curves in a profile file, keeps its other sections, checks the whole and writes it in one piece."""
     data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     sections, errors = fitted_sections(tables, device)
-    data["gemm"] = {**data.get("gemm", {}), **sections["gemm"]}
+    known = data.get("gemm", {})
+    data["gemm"] = {**known, **{name: {**curve, **_from_runs(known.get(name, {}))} for name, curve in sections["gemm"].items()}}
     for section, curves in sections.get("collectives", {}).items():
         data["collectives"][section] = {**data["collectives"].get(section, {}), **curves}
     data["provenance"]["errors"] = {key: error.model_dump(mode="json") for key, error in errors.items()}
@@ -106,6 +107,11 @@ def update_profile(path: Path, tables: Mapping[str, Rows], device: Device) -> Pr
     profile = Profile.model_validate(data)
     _write_whole(path, _to_yaml(data, _header(path)))
     return profile
+
+
+def _from_runs(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of a curve that are not read off a table: what training runs with other kernels sustain stays."""
+    return {name: figure for name, figure in curve.items() if not figure["source"].startswith("fit:")}
 
 
 def read_tables(measured: Path) -> dict[str, Rows]:

@@ -23,6 +23,10 @@ ASIDE = frozenset({"global_batch", "fix", "forbid", "demanded", "inside", "memor
 """What of a workload no micro-batch of a given size feels."""
 
 
+OUTSIDE = frozenset({"gradient_bucket"})
+"""What of a stack none does."""
+
+
 @dataclass
 class KnownWholes:
     """Combinations of what pieces depend on that were met, by the bytes of their columns."""
@@ -53,7 +57,11 @@ def known_wholes(problem: Problem, profile: Profile) -> KnownWholes:
     """What is known of problems like this one, whose stack has its figures, priced by this profile."""
     parts = (problem.model, problem.cluster, problem.stack)
     key = "\n".join(
-        (*(part.model_dump_json() for part in parts), str(problem.devices), problem.workload.model_dump_json(exclude=set(ASIDE)))
+        (
+            *(part.model_dump_json(exclude=set(OUTSIDE)) for part in parts),
+            str(problem.devices),
+            problem.workload.model_dump_json(exclude=set(ASIDE)),
+        )
     )
     with _KEEPING:
         found = _KEPT.pop(key, None)

@@ -25,6 +25,7 @@ from ..search_spaces.layout import (
 from ..search_spaces.model import MoeMlp, Tensor
 from ..search_spaces.row_keys import distinct_rows
 from .compute import Kernels
+from .lending import lends, most_lent
 from .loads import recompute_depths
 from .message_times import MessageTimes
 from .network import Network
@@ -316,23 +317,29 @@ class LayerModel:
         recompute[HOST] = np.where(full, np.maximum(forward_s - recompute.sum(axis=0), wait_s), 0.0)
         saved = (whole.input_bytes + whole.saved_bytes)[place]
         kept = saved if name in ENDS else kept  # only layers let go of what they do again
-        resident = resident_share(table.activation_offload)
+        leaves = self._leaving(table)
+        resident = resident_share(leaves)
         working = saved - kept * resident
-        if table.activation_offload.any():
-            self._move(forward, backward, recompute, (saved, kept), table, name in ENDS)
-            saved, kept = saved * resident, kept * resident
+        if leaves.any():
+            self._move(forward, backward, recompute, (leaves * saved, leaves * kept), table, name in ENDS)
+            if not lends(self.problem):  # what stages lend is taken off by stage
+                saved, kept = saved * resident, kept * resident
         return Piece(forward, backward, recompute, saved, kept, working, dense, expert, outside)
 
+    def _leaving(self, table: LayoutTable) -> Floats:
+        """Share of what is saved that leaves the device, (n,); where stages lend it, that of the stage which lends most."""
+        return most_lent(table) if lends(self.problem) else table.activation_offload
+
     def _move(
-        self, forward: Floats, backward: Floats, recompute: Floats, held: tuple[Floats, Floats], table: LayoutTable, end: bool
+        self, forward: Floats, backward: Floats, recompute: Floats, moved: tuple[Floats, Floats], table: LayoutTable, end: bool
     ) -> None:
         """Adds what activations take to leave and to come back beyond the passes beside which they do.
 
-        Of `held`, all that a piece saves and what it keeps under recompute, a layer that is redone moves what it keeps, and brings
-        it back beside its recompute too. Where a depth leaves some layers of a chunk as they are, passes are those of such a layer
-        and recompute is less by what the others do not move; it stays above nothing, since bounds take it to.
+        Of what is `moved` of all that a piece saves and of what it keeps under recompute, a redone layer moves the latter, and
+        brings it back beside its recompute too. Where a depth leaves some layers of a chunk as they are, passes are those of such
+        a layer and recompute is less by what the others do not move; it stays above nothing, since bounds take it to.
         """
-        saved, kept = (table.activation_offload * each for each in held)
+        saved, kept = moved
         as_it_is = end | ((table.recompute_mode == FULL_BLOCK) & (recompute_depths(table) < len(self.blocks)))
         out_s, back_s = self._move_s(saved, forward), self._move_s(saved, backward)
         redone_out_s, redone_back_s = self._move_s(kept, forward), self._move_s(kept, backward + recompute)
@@ -344,11 +351,14 @@ class LayerModel:
     def _move_s(self, moved_bytes: Floats, beside: Floats) -> Floats:
         """Seconds that activations take to leave or come back beyond the pass beside which they do, (n,).
 
-        Over the host's link they move beside all of it; a pool shares the links of the scale-up network with whatever the pass
-        sends, which leaves its compute and waiting.
+        Over the host's link they move beside all of it; a pool and other devices share the links of the scale-up network with
+        whatever the pass sends, which leaves its compute and waiting.
         """
         to = self.problem.workload.offload_to
-        move_s = moved_bytes / self.problem.cluster.tier(to).bandwidth_bytes_per_s.value
+        if to == "peers":
+            move_s = self.network.p2p_s(np.full(moved_bytes.shape, self.network.supernode), moved_bytes)
+        else:
+            move_s = moved_bytes / self.problem.cluster.tier(to).bandwidth_bytes_per_s.value
         free_s = beside.sum(axis=0) if to == "host" else beside[COMPUTE] + beside[HOST]
         return np.asarray(np.maximum(move_s - free_s, 0.0))
 
@@ -445,10 +455,11 @@ class LayerModel:
     ) -> None:
         """Adds what ZeRO-2/3 and HSDP send per layer and micro-batch beyond what hides behind the layer's own pass.
 
-        ZeRO-3 gathers a layer's weights forward and again backward and scatters its gradients; ZeRO-2 only scatters
-        (arXiv 1910.02054 section 7). HSDP does so within shards of K ranks. What waits for the step's end the states carry.
-        Gradients are cast into the buffer that is scattered. The `root` unit of an FSDP model is gathered before anything else
-        runs and scattered after everything has: nothing hides it. It is gathered again for the backward only where it was let go.
+        ZeRO-3 gathers a layer's weights forward and again backward and scatters its gradients; ZeRO-2 only scatters (arXiv
+        1910.02054 section 7), but for FSDP's form of it, which gathers forward. HSDP does as ZeRO-3 within shards of K ranks. What
+        waits for the step's end the states carry. Gradients are cast into the buffer that is scattered. The `root` unit of an FSDP
+        model is gathered before anything else runs and scattered after everything has: nothing hides it. It is gathered again for
+        the backward only where it was let go. Of a recompute only its compute hides them: the host may set the pace of the rest.
         `busy`, for how long links that data parallelism uses are taken, forward and backward, grows by the gathers.
         """
         stack = self.problem.stack
@@ -458,16 +469,17 @@ class LayerModel:
         for parameters, group in ((weights[0], shard_group(table)), (weights[1], groups(table, "edp"))):
             at = self.network.crossing(group)
             gather_s = np.where(often.gathers_each, self.network.all_gather_s(at, BF16 * parameters), 0.0)
-            back_s = again * gather_s + np.where(often.scatters_each, self.network.reduce_scatter_s(at, sent * parameters), 0.0)
+            again_s = np.where(often.gathers_again, again * gather_s, 0.0)
+            back_s = again_s + np.where(often.scatters_each, self.network.reduce_scatter_s(at, sent * parameters), 0.0)
             if parameters is weights[0] and often.copies_each.any():
                 between_s = self.network.all_reduce_s(self.network.crossing(copy_groups(table)), sent * parameters / group.size)
                 back_s = back_s + np.where(often.copies_each, between_s, 0.0)
             backward[COMPUTE] += np.where(often.scatters_each, self.kernels.elementwise_s((BF16 + sent) * parameters), 0.0)
             apart = (at.outermost > self.network.supernode) & ~own
             forward[DP] += _exposed(gather_s, share, _beside(forward, apart))
-            backward[DP] += _exposed(back_s, share, _beside(backward + recompute, apart))
+            backward[DP] += _exposed(back_s, share, _beside(backward, apart) + recompute[COMPUTE])
             busy[0][:] += gather_s
-            busy[1][:] += again * gather_s
+            busy[1][:] += again_s
 
 
 def _beside(passing: Floats, apart: Bools) -> Floats:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..search_spaces.groups import DIMENSIONS, groups
-from ..search_spaces.layout import FULL_UNIFORM, Floats, Ints, LayoutTable, Problem
+from ..search_spaces.layout import FULL_UNIFORM, Floats, Ints, LayoutTable, Problem, sharding_as_run
 from ..search_spaces.quantities import free_bytes
-from ..search_spaces.stack import Footprint
+from ..search_spaces.stack import Stack
 from ..search_spaces.workload import MEMORY_BAND
 from .operators import BF16
 from .pieces import Pieces
@@ -50,7 +50,7 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
     FSDP ones accumulate whole gradients over micro-batches, and leave a pipeline's weights gathered.
     """
     shards = (shard_group(table).size.astype(np.float64), table.edp.astype(np.float64))
-    stage = np.minimum(table.sharding, ZERO3)
+    stage = np.minimum(sharding_as_run(problem.stack, table.sharding, table.pp), ZERO3)
     gradient, states = float(problem.stack.gradient_bytes), problem.stack.optimizer_bytes
     footprint = problem.stack.footprint
     resident = 1.0 - table.optimizer_offload
@@ -75,7 +75,7 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
     )
 
 
-def transient_bytes(pieces: Pieces, table: LayoutTable, footprint: Footprint, last: bool) -> Floats:
+def transient_bytes(pieces: Pieces, table: LayoutTable, stack: Stack, last: bool) -> Floats:
     """The largest short-lived block of a stage, (n,), and what a stack keeps beside it whatever the stage holds.
 
     Backward holds the gradient of the layer's largest tensor, under full recompute the layer's own activations again, and of what
@@ -91,11 +91,12 @@ def transient_bytes(pieces: Pieces, table: LayoutTable, footprint: Footprint, la
     logits = pieces.logits_bytes + pieces.pieces["head"].working_bytes
     head, embedding = (BF16 * pieces.pieces[name].dense_weights for name in ("head", "embedding"))
     units = [BF16 * (piece.dense_weights + piece.expert_weights) for piece in layers]
+    footprint, sharding = stack.footprint, sharding_as_run(stack, table.sharding, table.pp)
     gathered = np.where((table.pp > 1) & footprint.gathered_stages, 1.0, 3.0)
-    copies = np.where(table.sharding >= ZERO3, gathered, np.where(table.sharding == ZERO2, 1.0, 0.0))
+    copies = np.where(sharding >= ZERO3, gathered, np.where(sharding == ZERO2, 1.0, 0.0))
     if footprint.root_unit:
         working = working + np.max(units, axis=0) * copies
-        root = np.where(table.sharding >= ZERO3, (np.where(table.pp == 1, embedding, 0.0) + head) if last else embedding, 0.0)
+        root = np.where(sharding >= ZERO3, (np.where(table.pp == 1, embedding, 0.0) + head) if last else embedding, 0.0)
         at_loss = logits + (0.0 if footprint.root_resharded else root)
         held = np.maximum(working + root, at_loss) if last else working + root
     else:

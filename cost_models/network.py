@@ -70,6 +70,11 @@ class Crossing:
         return np.where(crossed.any(axis=0), last, 0)
 
     @cached_property
+    def edges(self) -> Floats:
+        """Neighbours in a chain through the group that the level lies between, at most, (levels, n): they add up to n − 1."""
+        return np.asarray(self.size / self.members * (self.fan - 1.0))
+
+    @cached_property
     def tree_steps(self) -> Floats:
         """Steps up and down a binary tree over the parts that each level joins, (levels, n)."""
         return np.asarray(2.0 * np.ceil(np.log2(np.maximum(self.fan, 1.0))))
@@ -209,6 +214,16 @@ class Network:
         """
         return np.asarray(np.min(self._all_reduces_s(at, total_bytes), axis=0))
 
+    def flat_ring_s(self, name: str, at: Crossing) -> Floats:
+        """What a message that goes round all ranks in one ring waits beyond the steps that its price has, seconds (n,).
+
+        Levels that are crossed straight keep their one step.
+        """
+        straight, curves = self._straight(name)[:, None], self._curves(name)
+        steps = self._hops(name, at, curves.passes)
+        beyond = np.where(straight, 0.0, curves.passes * at.edges - steps)
+        return np.asarray((beyond * curves.hop_s[:, None]).sum(axis=0))
+
     def all_reduce_bytes(self, at: Crossing, mean: Crossing, total_bytes: Floats) -> Floats:
         """Bytes that one rank sends across each level to all-reduce `total_bytes`, (levels, n), the way that is timed.
 
@@ -265,6 +280,25 @@ class Network:
         slow = 1.0 + (half / np.maximum(message_bytes, 1.0)) ** gamma
         return np.where(message_bytes > 0, alpha[at_level] + message_bytes / rate[at_level] * slow, 0.0)
 
+    def chain_s(self, edges: Floats, message_bytes: Floats, wraps: Floats) -> Floats:
+        """One message between neighbouring stages as a pipeline feels it, (n,); `edges` (levels, n) of a chain of stages, back from
+        whose last to the first it goes `wraps` times for every pass through all.
+
+        The mean of all edges, which is what fill and drain take. A turn between two stages takes its edge twice and moves two
+        micro-batches on, one between all pp stages moves pp on over twice pp − 1: no less than pp/(2(pp−1)) of the slowest edge.
+        """
+        outermost = len(edges) - 1 - np.argmax(edges[::-1] > 0, axis=0)
+        slowest_s, apart = self.p2p_s(outermost, message_bytes), edges.sum(axis=0)
+        mixed = np.flatnonzero((edges > 0).sum(axis=0) > 1)
+        if not len(mixed):
+            return slowest_s
+        some, between, wrapped = edges[:, mixed], apart[mixed], wraps[mixed]
+        each = [self.p2p_s(np.full(len(mixed), level), message_bytes[mixed]) for level in range(len(edges))]
+        found, slowest = slowest_s.copy(), slowest_s[mixed]
+        mean_s = ((some * each).sum(axis=0) + wrapped * slowest) / (between + wrapped)
+        found[mixed] = np.maximum(mean_s, slowest * (between + 1.0) / (2.0 * between))
+        return found
+
     def ring_pass_s(self, at: Crossing, own_bytes: Floats) -> Floats:
         """Every rank's `own_bytes` passed on from neighbour to neighbour until all ranks have seen them, seconds (n,).
 
@@ -313,13 +347,15 @@ class Network:
         return routing.units_hit(at.joined) * np.where(beyond, routing.crossing, 1.0)[:, None]
 
     def _fastest(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
-        """The library's algorithm, or straight to every peer at once where all levels that are crossed can."""
+        """The library's algorithm on all levels, or straight to every peer at once on those where that can be."""
         time_s = self._collective(name, at, level_bytes, message_bytes)
-        lacks = np.array([not self._goes_straight(name, index) for index in range(len(self.levels))])
-        if lacks.all():
+        if not self._straight(name).any():
             return time_s
-        straight_s = self._collective(f"{name}_direct", at, level_bytes, message_bytes)
-        return np.where((at.crossed & lacks[:, None]).any(axis=0), time_s, np.minimum(time_s, straight_s))
+        return np.minimum(time_s, self._collective(f"{name}_direct", at, level_bytes, message_bytes))
+
+    def _straight(self, name: str) -> Bools:
+        """Levels on which a collective that goes straight where it can does so, (levels,)."""
+        return np.array([self._goes_straight(name, index) for index in range(len(self.levels))])
 
     def on_engines(self, at: Crossing) -> Bools:
         """Whether every level that a group crosses moves data on engines of its own, (n,)."""
@@ -404,15 +440,20 @@ class Network:
         )
 
     def _hops(self, name: str, at: Crossing, passes: float) -> Floats:
-        """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree.
+        """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree; one on
+        each that is crossed straight.
 
         As the curves were fitted (collective_fit.wire_and_hops): a measured time per hop is that of rings inside a server, and what
         switches reduce has its only hop in the launch.
         """
         if name.endswith("_in_network"):
             return np.zeros_like(at.fan)
-        if name.removesuffix(self._backend) in EXCHANGES or name.endswith("_direct"):
-            return passes * at.crossed.astype(np.float64)
+        once = at.crossed.astype(np.float64)
+        if name.removesuffix(self._backend) in EXCHANGES:
+            return passes * once
         ring = at.fan - 1.0
         rings = self._ring_kind | self._curves(name).hop_measured[:, None] & (np.arange(len(self.levels)) == 0)[:, None]
-        return passes * np.where(rings, ring, np.minimum(ring, at.tree_steps))
+        steps = np.where(rings, ring, np.minimum(ring, at.tree_steps))
+        if name.endswith("_direct"):
+            steps = np.where(self._straight(name.removesuffix("_direct"))[:, None], once, steps)
+        return passes * steps

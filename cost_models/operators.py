@@ -63,7 +63,7 @@ written, then joined; backward both gradients and inputs read, gradients written
 def layer_operators(model: ModelSpec, kind: str, f: Factors) -> list[Operator]:
     """All operators of one decoder layer of a kind, in order."""
     layer = model.kinds[kind]
-    return [*mixer_operators(model, layer, f), *_mlp_operators(model, layer, f)]
+    return [*mixer_operators(model, layer, f), *_mlp_operators(model, layer, f), *_dropout(model, layer, f)]
 
 
 def embedding_operators(model: ModelSpec, f: Factors) -> list[Operator]:
@@ -152,6 +152,13 @@ def dispatch_buffer_bytes(model: ModelSpec, kind: str, f: Factors) -> Floats:
         return f.zeros
     width = mlp.latent_size or model.hidden_size
     return BF16 * f.tokens / f.sp * mlp.top_k * width * (1.0 + f.imbalance)
+
+
+def _dropout(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Operator]:
+    """The masks of what is dropped from the outputs of mixer and MLP, on the SP share (arXiv 2205.05198, section 4.1)."""
+    added = (layer.mixer is not None) + (layer.mlp is not None)
+    masks = f.footprint.dropout_bytes * added * f.tokens * model.hidden_size / f.sp
+    return [Operator("dropout", "memory", f.zeros, saved_bytes=masks)] if f.footprint.dropout_bytes else []
 
 
 def _mlp_operators(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Operator]:

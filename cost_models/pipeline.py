@@ -40,7 +40,7 @@ class PipelineTime:
     bubble_s: Floats
 
 
-def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: Number, stage: Number) -> Ints:
+def in_flight(schedule: str, pp: int | Ints, vpp: int, num_microbatches: Number, stage: Number) -> Ints:
     """Most (micro-batch, chunk) activations that a stage holds at once; broadcasts (Korthikanti et al., arXiv 2205.05198).
 
     Where Megatron-Core pairs passes to hide the exchange of tokens, one more forward warms up and none is added: layer by layer the
@@ -48,11 +48,11 @@ def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: Number, stage:
     """
     m, s = np.asarray(num_microbatches, dtype=np.int64), np.asarray(stage, dtype=np.int64)
     if schedule == GPIPE:
-        return m + 0 * s
+        return np.asarray(m + 0 * s)
     if schedule == ONE_F_ONE_B:
-        return np.minimum(pp - s, m)
+        return np.asarray(np.minimum(pp - s, m))
     if schedule == INTERLEAVED:
-        return np.minimum(m * vpp, 2 * (pp - 1 - s) + (vpp - 1) * pp + 1)
+        return np.asarray(np.minimum(m * vpp, 2 * (pp - 1 - s) + (vpp - 1) * pp + 1))
     raise ValueError(f"schedule {schedule!r} is not one of {', '.join(WHOLE)}")
 
 

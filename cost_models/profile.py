@@ -213,6 +213,7 @@ class Profile(Frozen):
     stacks: dict[str, dict[str, dict[str, Figure]]] = {}  # fitted figures of a stack on an accelerator
     intervals: Intervals = Intervals()
     pooled: dict[str, PooledFigure] = {}  # for stacks without an entry on the accelerator
+    learnt_on: dict[str, dict[str, tuple[str, ...]]] = {}  # clusters of a site's runs by stack and accelerator: ClusterSpec.rates
 
     @field_validator("pooled")
     @classmethod
@@ -246,10 +247,12 @@ class Profile(Frozen):
 
     def interval(self, stack: str, accelerator: str, moe: bool) -> Interval:
         """The relative interval of step times: of the pair where it was measured, else the widest that is known to apply."""
+        own = self.intervals.pairs.get(stack, {}).get(accelerator, {}).get("moe" if moe else "dense")
+        return self.unmeasured_interval(stack, accelerator, moe) if own is None else own
+
+    def unmeasured_interval(self, stack: str, accelerator: str, moe: bool) -> Interval:
+        """The same of a pair of which nothing was measured."""
         kind: Literal["dense", "moe"] = "moe" if moe else "dense"
-        own = self.intervals.pairs.get(stack, {}).get(accelerator, {}).get(kind)
-        if own is not None:
-            return own
         documented = self.step_time_interval_moe or self.step_time_interval if moe else self.step_time_interval
         others = self.intervals.unmeasured.get(kind)
         if others is None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..search_spaces.groups import groups
 from ..search_spaces.layout import SCHEDULES, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.row_keys import distinct_rows, sorted_rows
+from .lending import lends, lent_share
 from .loads import Cuts, Loads, Prefix, chunk_loads, depths, saved_by_turns, span_loads
 from .memory import StaticRates, transient_bytes
 from .network import Network
@@ -45,12 +46,12 @@ class Combinations:
     @cached_property
     def transient_bytes(self) -> Floats:
         """The largest short-lived block of a stage that does not compute the loss."""
-        return transient_bytes(self.pieces, self.table, self.problem.stack.footprint, last=False)
+        return transient_bytes(self.pieces, self.table, self.problem.stack, last=False)
 
     @cached_property
     def last_transient_bytes(self) -> Floats:
         """The same of the stage that does."""
-        return transient_bytes(self.pieces, self.table, self.problem.stack.footprint, last=True)
+        return transient_bytes(self.pieces, self.table, self.problem.stack, last=True)
 
 
 class Rows:
@@ -118,6 +119,18 @@ class Rows:
         _ = self._states, self.p2p_s, self.stalled_s
         return self
 
+    @property
+    def lent(self) -> Floats:
+        """Share of a stage's activations that may lie on its partner's device, (n,)."""
+        share = self.column("activation_offload")
+        return np.asarray(share if lends(self.problem) else np.zeros(len(self)))
+
+    @property
+    def lent_shares(self) -> Floats:
+        """What of it each stage lends, (n, pp), of rows that share pp, vpp and schedule."""
+        pp, vpp, schedule = self.shape
+        return lent_share(pp, self.column("num_microbatches")[:, None], np.arange(pp), self.lent[:, None], schedule, vpp)
+
     @cached_property
     def prefix(self) -> Prefix:
         """Running sums over the blocks, from which any cut is priced."""
@@ -163,7 +176,7 @@ class Rows:
     def work_columns(self) -> list[Ints]:
         """What the work of a pipeline depends on, whatever states are kept."""
         states, place = self._states
-        return [self.factor, self.column("num_microbatches"), self.column("recompute_layers"), states.outermost[place]]
+        return [self.factor, self.column("num_microbatches"), self.column("recompute_layers"), states.chain[place]]
 
     def alike(self) -> Iterator[Alike]:
         """The rows by split and schedule, and in them what is shared."""
@@ -244,6 +257,16 @@ class Rows:
         return self._pair("offload_s")
 
     @property
+    def bucket_tails_s(self) -> tuple[Pair, Pair]:
+        """The last bucket of gradients, of the framework's own size and of that which the stack names."""
+        return self._pair("own_gradient_tail_s"), self._pair("gradient_tail_s")
+
+    @property
+    def bucket_heads_s(self) -> tuple[Pair, Pair]:
+        """The first bucket of weights, likewise."""
+        return self._pair("own_parameter_head_s"), self._pair("parameter_head_s")
+
+    @property
     def offloaded_bytes(self) -> Pair:
         """What of their states leaves the device in a step."""
         return self._pair("offloaded_bytes")
@@ -271,15 +294,20 @@ class Rows:
         """One activation to the next stage."""
         stack, network = self._of.problem.stack, self._of.network
         message_bytes = self.pieces.layer_input_bytes[self.factor]
-        states, place = self._states
-        at = states.outermost[place]
-        once_s = network.p2p_s(at, message_bytes)
+        once_s = self._edge_s(message_bytes)
         apart = (self.column("sequence_parallel") == 0) & (self.column("tp") > 1)
         if stack.scattered_p2p and apart.any():  # each TP rank a share, gathered where it arrives (arXiv 2104.04473, 4.1)
-            share_s = network.p2p_s(at, message_bytes / self.column("tp"))
+            share_s = self._edge_s(message_bytes / self.column("tp"))
             gather_s = network.all_gather_s(network.crossing(groups(self.table, "tp")), message_bytes)
             once_s = np.where(apart, share_s + gather_s, once_s)
         return np.where(self.column("pp") > 1, once_s, 0.0)
+
+    def _edge_s(self, message_bytes: Floats) -> Floats:
+        """A message from stage to stage, whichever levels lie between them."""
+        states, place = self._states
+        interleaved, vpp = self.column("schedule") == INTERLEAVED, self.column("vpp")
+        wraps = np.where(interleaved, 1.0 - 1.0 / vpp, 0.0)  # vpp − 1 for every vpp passes through the stages
+        return self._of.network.chain_s(states.edges[:, place], message_bytes, wraps)
 
     @property
     def hidden_gradients(self) -> Floats:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from ..search_spaces.cluster import ClusterSpec, Figure
-from ..search_spaces.inputs import load_cluster
-from .runs import Run, meaning
+from ..search_spaces.errors import InputError
+from ..search_spaces.inputs import catalog_names, load_cluster
+from .runs import Run, Unpriceable, meaning
 
 VENDORS = re.compile(r"^(nvidia|amd|huawei|instinct|tesla|hgx|dgx)[-\s]+", re.IGNORECASE)
 LINKS = re.compile(
@@ -18,6 +22,47 @@ LINKS = re.compile(
 """What sources write of the network between servers: a rate in Gbit/s (not GB), how many links of it a server has, and the words
 that say that it is a server's."""
 
+GENERATION = re.compile(r"ascend-[^-]+|[^-]+")
+"""What of an accelerator's name in the catalog tells which one it is; memory, grade and form follow."""
+UNDISCLOSED = ("ascend", "ascend-undisclosed")
+"""Names of devices whose generation their source does not print."""
+
+
+def placed(runs: Sequence[Run], folder: Path, cluster: str | None = None) -> list[Run]:
+    """The runs with the clusters that their rows name (of the catalog, or a file beside the table) or else with `cluster`.
+
+    InputError where the latter is none; a row that names none that can be read has a defect.
+    """
+    usual = None if cluster is None else load_cluster(cluster)
+    read: dict[str, ClusterSpec | InputError] = {}
+    return [_placed(run, folder, usual, read) for run in runs]
+
+
+def _placed(run: Run, folder: Path, usual: ClusterSpec | None, read: dict[str, ClusterSpec | InputError]) -> Run:
+    name = run.text("cluster")
+    if not name:
+        return run if usual is None else replace(run, cluster=usual)
+    if name not in read:
+        try:
+            read[name] = load_cluster(name if name in catalog_names("clusters") else folder / name)
+        except InputError as error:
+            read[name] = error
+    found = read[name]
+    return replace(run, defect=run.defect or str(found)) if isinstance(found, InputError) else replace(run, cluster=found)
+
+
+def device_of(run: Run) -> str:
+    """The accelerator that a row's cluster or words stand for, by its name in the catalog; else as the row has it."""
+    if run.cluster is not None:
+        return run.cluster.accelerator.name
+    words = device_words(run.text("accelerator"))
+    if words in UNDISCLOSED:
+        return run.accelerator
+    try:
+        return load_cluster(meaning("accelerator", words)).accelerator.name
+    except Unpriceable:
+        return run.accelerator
+
 
 def device_words(text: str) -> str:
     """An accelerator's name without its vendor, words joined by "-": NVIDIA H100 80GB HBM3 is h100-80gb-hbm3."""
@@ -27,11 +72,25 @@ def device_words(text: str) -> str:
 
 
 def cluster_of(run: Run) -> ClusterSpec:
-    """The cluster that the run's accelerator, its site and what its row says of links stand for."""
+    """The cluster that the run is said to have run on, else what its accelerator, its site and its words of links stand for."""
+    if run.cluster is not None:
+        _refuse_another(run, run.cluster)
+        return run.cluster
     name = meaning("accelerator", device_words(run.text("accelerator")))
     site = meaning("site", f"{run.family} | {run.accelerator}")
     links = server_links(site) or server_links(f"{run.text('source')} | {run.text('notes')}")
     return _cluster(name if server_links(site) else site or name, run.count("domain_size"), links)
+
+
+def _refuse_another(run: Run, cluster: ClusterSpec) -> None:
+    """Unpriceable where the row names a generation of the catalog and its cluster has another; a device of one's own may be called
+    anything.
+    """
+    told, there = device_of(replace(run, cluster=None)), cluster.accelerator.name
+    known = catalog_names("accelerators")
+    if told in known and there in known and GENERATION.match(told)[0] != GENERATION.match(there)[0]:  # type: ignore[index]
+        words = device_words(run.text("accelerator"))
+        raise Unpriceable(f"the cluster has another accelerator: {words} is not {cluster.name}'s {there}")
 
 
 def server_links(text: str) -> tuple[int, float] | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..search_spaces.model import Attention
+from .run_clusters import UNDISCLOSED
 from .run_layouts import Job
 
 
@@ -100,7 +101,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(
         "generation-unknown",
         "the device generation is not printed",
-        lambda job: job.run.accelerator.lower() in ("ascend", "ascend-undisclosed"),
+        lambda job: job.run.accelerator.lower() in UNDISCLOSED,
     ),
     Exclusion(
         "padded-samples",

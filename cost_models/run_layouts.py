@@ -27,6 +27,7 @@ from .runs import (
     HALF_OF_LAYERS,
     HYBRID,
     MC2,
+    PEAK,
     ROWWISE,
     SELECTIVE,
     UNFUSED_ELEMENTWISE,
@@ -63,7 +64,7 @@ class Job:
 
     `memory` says which figure the source measured: allocated, reserved or taken from the whole device, on the first or the
     fullest stage. `notes` say what was assumed of a run that is not of a known stack or model; `doubt` is how far, as a spread of
-    log step time, the source's table leaves open what it was.
+    log step time, the source's table leaves open what it was; `stack_told` whether the stack is the run's own, not the nearest.
     """
 
     run: Run
@@ -73,6 +74,7 @@ class Job:
     memory: str
     notes: tuple[str, ...] = ()
     doubt: float = 0.0
+    stack_told: bool = True
 
     @property
     def accelerator(self) -> str:
@@ -100,11 +102,17 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise Unpriceable(f"not a layout: {'.'.join(map(str, first['loc']))} {first['msg'].lower()}") from error
-    memory = meaning("memory", f"{run.family} | {run.text('software')}")
+    memory, of_memory = _memory_of(run)
     of_precision = () if run.text("precision") else ("precision is not told: BF16 assumed",)
     of_dp = () if run.count("dp") in (None, layout.dp) else ("dp is taken to leave ep out: with it the grid is the devices",)
-    notes = (*of_stack, *of_model, *of_precision, *of_dp)
-    return Job(run, problem, layout, gemm_curve, memory, notes, float(meaning("doubt", run.family)))
+    notes = (*of_stack, *of_model, *of_precision, *of_dp, *of_memory)
+    return Job(run, problem, layout, gemm_curve, memory, notes, float(meaning("doubt", run.family)), stack_told=not of_stack)
+
+
+def stack_of(run: Run, cluster: ClusterSpec) -> tuple[str, str]:
+    """The catalog's name of the run's stack, and what its words stand for: "default" where they name none, ~ before the nearest."""
+    found = meaning("stack", stack_words(run))
+    return cluster.default_stack if found == "default" else found.removeprefix("~"), found
 
 
 def stack_words(run: Run) -> str:
@@ -124,8 +132,7 @@ def _refuse_unsupported(run: Run) -> None:
 
 def _stack_of(run: Run, cluster: ClusterSpec, moe: bool) -> tuple[Stack, tuple[str, ...]]:
     """The run's stack, and what was assumed where its software is not known by name."""
-    found = meaning("stack", stack_words(run))
-    name = cluster.default_stack if found == "default" else found.removeprefix("~")
+    name, found = stack_of(run, cluster)
     why = {"default": f"the default of {cluster.name}", f"~{name}": "the nearest that is known"}.get(found)
     software = run.text("software")[:40] or "no software named"
     names = ("tp", "dp_gradients", "dp_parameters", "pp_interleaved")
@@ -143,6 +150,17 @@ def _stack_of(run: Run, cluster: ClusterSpec, moe: bool) -> tuple[Stack, tuple[s
         moe,
     )
     return stack, (f"stack {name} assumed, {why}: {software}",) if why else ()
+
+
+def _memory_of(run: Run) -> tuple[str, tuple[str, ...]]:
+    """How the run's peak was read and of which stage: as it says itself, or else as its family and framework are known to."""
+    known = meaning("memory", f"{run.family} | {run.text('software')}")
+    told = meaning("memory_measure", run.text("memory_measure")) or meaning("memory_notes", run.text("notes"))
+    how, where = known.removeprefix("~").split()
+    guessed = known.startswith("~") and not told and bool(run.text(PEAK))
+    word = run.text("memory_measure")
+    unclear = f"memory_measure {word!r} is no way to read a peak that is known" if word else "how the peak was read is not told"
+    return f"{told or how} {where}", (f"{unclear}: {how} assumed",) if guessed else ()
 
 
 def _dispatcher(run: Run) -> str:

@@ -129,8 +129,8 @@ def ranking(outcomes: Sequence[Outcome]) -> Ranking | None:
     """Ranking within groups of the same problem and software; None where no group is large enough."""
     groups: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for o in outcomes:
-        if o.run.text("group"):
-            groups[tuple(o.run.text(name) for name in RANKED_WITHIN)].append(o)
+        if key := ranked_within(o):
+            groups[key].append(o)
     regrets, correlations, random = [], [], []
     for members in groups.values():
         if len(members) >= SMALLEST_GROUP:
@@ -154,6 +154,22 @@ def ranking(outcomes: Sequence[Outcome]) -> Ranking | None:
 
 
 RANKED_WITHIN = ("family", "group", "precision", "global_batch", "software", "source_version")
+
+
+def ranked_within(outcome: Outcome) -> tuple[str, ...]:
+    """What the layouts have in common that an outcome is ranked among; empty where its table puts it in no group.
+
+    In a table without such a column it is what is priced, whatever its layout: a problem, by its row's own software.
+    """
+    run, job = outcome.run, outcome.job
+    if "group" in run.cells:
+        return tuple(run.text(name) for name in RANKED_WITHIN) if run.text("group") else ()
+    if job is None:
+        return ()
+    problem = job.problem
+    sizes = (problem.devices, problem.workload.seq_len, problem.workload.global_batch)
+    names = (problem.model.name, problem.cluster.name, job.accelerator, job.gemm_curve, problem.workload.precision)
+    return (run.family, *names, *map(str, sizes), problem.stack.name, run.text("software").lower())
 
 
 def regret(predicted: Floats, measured: Floats) -> float:

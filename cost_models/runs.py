@@ -11,8 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TYPE_CHECKING
 
 from ..search_spaces.vocabulary import RECOMPUTE_MODULES
+
+if TYPE_CHECKING:
+    from ..search_spaces.cluster import ClusterSpec
 
 MEASURED = ("measured_step_time_s", "measured_tokens_per_s_per_device", "measured_tflops_per_device", "measured_mfu")
 """Columns that say how fast a run was, the ones that are believed first in front."""
@@ -37,13 +41,15 @@ class Unpriceable(ValueError):  # noqa: N818
 class Run:
     """One row; `text` gives a cell, `count` and `number` read it (None where blank).
 
-    `defect` is the reason why the row cannot be read at all, `notes` what was made of a row that was put down carelessly.
+    `defect` is the reason why the row cannot be read at all, `notes` what was made of a row that was put down carelessly, `cluster`
+    the one that it is said to have run on.
     """
 
     cells: Mapping[str, str] = field(repr=False)
     id: str
     defect: str = ""
     notes: tuple[str, ...] = ()
+    cluster: ClusterSpec | None = field(default=None, repr=False)
 
     def text(self, column: str) -> str:
         return self.cells.get(column, "")
@@ -228,10 +234,10 @@ VOCABULARY: tuple[Word, ...] = (
     Word("attention", r".*", ""),
     # Precision → GEMM precision / curve of the profile.
     Word("precision", r"bf16 ?[+/] ?fp8.*", "fp8 fp8_tensor", "GEMMs in FP8"),
-    Word("precision", r"bf16.*|amp_bf16|bfloat16.*", "bf16 bf16"),
+    Word("precision", r"(mixed[ _-])?bf16.*|amp_bf16|bfloat16.*", "bf16 bf16"),
     Word("precision", r"fp16.*|amp_fp16|float16|half", "fp16 bf16"),
-    Word("precision", r"mxfp8|fp8-(blockwise|block|mx|sub.*)", "fp8 fp8", "scaled per block"),
-    Word("precision", r"(amp_)?fp8.*", "fp8 fp8_tensor", "scaled per tensor or row: current, delayed, dynamic"),
+    Word("precision", r"mxfp8.*|fp8[ _-](.*\b)?(block.*|mx|sub.*)", "fp8 fp8", "scaled per block"),
+    Word("precision", r"(amp_)?fp8.*|float8.*", "fp8 fp8_tensor", "scaled per tensor or row: current, delayed, dynamic"),
     Word("precision", r"(nv|mx)?fp4.*", "fp4 fp4"),
     Word("precision", r"", "bf16 bf16", "what tables that leave it out were trained in"),
     Word("precision", r"(tf32|fp32|float32).*", r"!precision that is not priced: \1"),
@@ -341,7 +347,16 @@ VOCABULARY: tuple[Word, ...] = (
     Word("memory", r".*(nanotron|kempner).*", "allocated first", "rank 0 writes the log"),
     Word("memory", r".*torchtitan.*|stas \|.*", "reserved fullest", "max_memory_reserved: the allocator's cache is in"),
     Word("memory", r"bigscience \|.*", "device fullest", "nvidia-smi: context, communicators and the allocator's cache are in"),
-    Word("memory", r".*", "allocated fullest", "peak allocated on the fullest rank"),
+    Word("memory", r".*", "~allocated fullest", "peak allocated on the fullest rank; assumed (the row says so)"),
+    # What a row itself says of it, in its column memory_measure or else in its notes.
+    Word("memory_measure", r".*reserved.*", "reserved"),
+    Word("memory_measure", r".*alloc.*", "allocated"),
+    Word("memory_measure", r"(whole )?device.*|.*(nvidia|npu|rocm|amd)[-_ ]?smi.*|.*nvml.*", "device"),
+    Word("memory_measure", r".*", ""),
+    Word("memory_notes", r".*\b(nvidia|npu|rocm|amd)-smi\b.*", "device"),
+    Word("memory_notes", r".*(memory_reserved|reserved memory|(memory|peak) reserved).*", "reserved"),
+    Word("memory_notes", r".*(memory_allocated|allocated memory|(memory|peak) allocated).*", "allocated"),
+    Word("memory_notes", r".*", ""),
     # What a family's table leaves open of its rows, as a spread of log step time.
     Word("doubt", r"mindspeed-llm|mindformers", "0.15", "grade not printed, layout joined from a script: ±15 %"),
     Word("doubt", r".*", "0"),

@@ -1,7 +1,8 @@
 """Ranks that share a weight's states, and how often in a step they gather it, scatter its gradients and reduce between copies.
 
 ZeRO-2 and up exchange in every micro-batch unless the framework waits: PyTorch's FSDP under no_sync, and under a pipeline, keeps
-whole gradients until the last micro-batch; a pipeline's weights stay gathered from the first.
+whole gradients until the last micro-batch; a pipeline's weights stay gathered from the first. FSDP's form of ZeRO-2 keeps weights
+from the forward to the backward of one micro-batch, others' from step to step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..search_spaces.groups import Groups, Placement, groups
-from ..search_spaces.layout import SHARDINGS, Bools, Floats, Ints, LayoutTable
+from ..search_spaces.layout import SHARDINGS, Bools, Floats, Ints, LayoutTable, sharding_as_run
 from ..search_spaces.stack import Stack
 
 ZERO1, ZERO2, ZERO3, HSDP = (SHARDINGS.index(name) for name in ("zero1", "zero2", "zero3", "hsdp"))
@@ -21,7 +22,8 @@ ZERO1, ZERO2, ZERO3, HSDP = (SHARDINGS.index(name) for name in ("zero1", "zero2"
 class Exchanges:
     """What the ranks of each row exchange in every micro-batch, and what once per step, (n,) each."""
 
-    gathers_each: Bools  # weights, before the forward and again before the backward
+    gathers_each: Bools  # weights, before the forward
+    gathers_again: Bools  # and before the backward
     gathers_once: Bools
     scatters_each: Bools  # gradients, after the backward
     scatters_once: Bools
@@ -31,13 +33,15 @@ class Exchanges:
 
 def exchanges(stack: Stack, table: LayoutTable) -> Exchanges:
     """The exchanges of every row; without sharding gradients are all-reduced once, which is none of these."""
-    within, weights = table.sharding >= ZERO2, table.sharding >= ZERO3
+    within, again = table.sharding >= ZERO2, table.sharding >= ZERO3
+    weights = within if stack.zero2_gathers == "every micro-batch" else again
     once = (table.pp == 1) | (stack.pipeline_exchanges == "once")
     waits, stays = waiting_gradients(stack, table) & once, gathered_stages(stack, table) & once
     copies, each = table.sharding == HSDP, ~waits & (stack.copies_reduced == "every micro-batch")
     return Exchanges(
         gathers_each=weights & ~stays,
-        gathers_once=(table.sharding == ZERO1) | (table.sharding == ZERO2) | stays,
+        gathers_again=again & ~stays,
+        gathers_once=(table.sharding == ZERO1) | (within & ~weights) | stays,
         scatters_each=within & ~waits,
         scatters_once=(table.sharding == ZERO1) | waits,
         copies_each=copies & each,
@@ -58,7 +62,8 @@ def waiting_gradients(stack: Stack, table: LayoutTable) -> Bools:
 
 def gathered_stages(stack: Stack, table: LayoutTable) -> Bools:
     """Rows whose stages keep their weights gathered from the first micro-batch to the last, (n,)."""
-    return np.asarray((table.sharding >= ZERO3) & (table.pp > 1) & stack.footprint.gathered_stages)
+    sharded = sharding_as_run(stack, table.sharding, table.pp) >= ZERO3
+    return np.asarray(sharded & (table.pp > 1) & stack.footprint.gathered_stages)
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,11 @@ def _weight_s(layers: LayerModel, name: str, rows: Rows) -> Floats:
 
 def _kept_bytes(layers: LayerModel, name: str, rows: Rows) -> Floats:
     """What a piece keeps from its input's gradient to its weights', (n,): inputs and outputs' gradients of all GEMMs, 32·s·b·h for
-    a plain layer (2401.10241, section 2.3). Where TP gathers an input its rank's share is kept, and gathered once more.
+    a plain layer (2401.10241, section 2.3).
+
+    Under SP as the paper's own code does, and MindSpeed's: of an input that TP gathers the rank's share, gathered once more for the
+    weights; of a row-parallel output the gradient as it came, whole. So TP by t with SP leaves 4 + 28/t. Transformer Engine keeps
+    gathered inputs too.
     """
 
     def kept(op: Operator, f: Factors) -> Floats:

@@ -9,14 +9,18 @@ import numpy as np
 from ..search_spaces.cluster import HostLink
 from ..search_spaces.groups import groups
 from ..search_spaces.layout import Floats, Ints, LayoutTable, Problem
+from ..search_spaces.row_keys import distinct_rows
+from ..search_spaces.stack import OWN_BUCKETS
 from .memory import StaticRates, communicator_count, static_rates
-from .network import Network
+from .network import Crossing, Network
 from .operators import BF16, FP32
 from .profile import Profile
 from .sharding import ZERO1, copy_groups, exchanges, reduces_gradients, shard_group
 
 Pair = tuple[Floats, Floats]
 """Figures for dense and for expert weights, (n,) each."""
+Quad = tuple[Floats, Floats, Floats, Floats]
+"""Such a pair of gradients, then one of parameters."""
 
 
 class States:
@@ -50,7 +54,21 @@ class States:
     @cached_property
     def outermost(self) -> Ints:
         """Index of the outermost level between neighbouring stages, (n,)."""
-        return self._network.crossing(groups(self._table, "pp")).outermost
+        return self._stages.outermost
+
+    @cached_property
+    def edges(self) -> Floats:
+        """Pairs of neighbouring stages that each level lies between, (levels, n)."""
+        return self._stages.edges
+
+    @cached_property
+    def chain(self) -> Ints:
+        """A number for every row, equal where pairs of neighbouring stages lie alike, (n,)."""
+        return distinct_rows(list(self.edges))[1]
+
+    @cached_property
+    def _stages(self) -> Crossing:
+        return self._network.crossing(groups(self._table, "pp"))
 
     @property
     def gradient_s(self) -> Pair:
@@ -72,28 +90,103 @@ class States:
         """To step those that lie on the host."""
         return self._optimizer_s[2:]
 
+    @property
+    def own_gradient_tail_s(self) -> Pair:
+        """The last bucket of gradients at the framework's own size: no pass is left to hide it."""
+        return self._ends_s[0][:2]
+
+    @property
+    def own_parameter_head_s(self) -> Pair:
+        """The first bucket of weights at that size, which the first pass waits for."""
+        return self._ends_s[0][2:]
+
+    @property
+    def gradient_tail_s(self) -> Pair:
+        """The last bucket of gradients at the size that the stack names."""
+        return self._ends_s[1][:2]
+
+    @property
+    def parameter_head_s(self) -> Pair:
+        """The first bucket of weights at that size."""
+        return self._ends_s[1][2:]
+
     @cached_property
-    def _data_parallel_s(self) -> tuple[Floats, Floats, Floats, Floats]:
+    def _data_parallel_s(self) -> Quad:
         """Gradients, then parameters; at the size of a mean stage, since a message's rate depends on it.
 
         ZeRO-1 scatters gradients (or all-reduces them, as the stack does) and gathers weights, ZeRO-2 gathers weights, without
         sharding gradients are all-reduced; what ZeRO-2 and up send per micro-batch the pieces carry, what waits for the last is
         here. HSDP all-reduces dense gradients between its shards once more.
+        One message stands for buckets of the framework's own size, with which the stack's shares of hidden traffic were found; of
+        another size all of them take as much longer as that many messages take longer than the framework's own; those beyond its
+        number wait for a ring over all ranks each, as NCCL scatters and gathers.
         """
+        whole_s, mean = self._messages_s(self._mean_stage), self._mean_stage
+        if self._problem.stack.gradient_bucket is not None:
+            own, told = self._buckets
+            few_s, many_s = self._messages_s(_over(mean, own)), self._messages_s(_over(mean, told))
+            counts = (*own, *own), (*told, *told)
+            each = zip(whole_s, *counts, few_s, many_s, self._ring_s, strict=True)
+            a, b, c, d = (
+                one + many * told_s - few * own_s + np.maximum(many - few, 0.0) * ring_s
+                for one, few, many, own_s, told_s, ring_s in each
+            )
+            whole_s = a, b, c, d
+        return _per_parameter(whole_s, mean)
+
+    @cached_property
+    def _ends_s(self) -> tuple[Quad, Quad]:
+        """One bucket of the framework's own size, and one of that which the stack names."""
+        mean, (own, told) = self._mean_stage, self._buckets
+        few_s, many_s = self._messages_s(_over(mean, own)), self._messages_s(_over(mean, told))
+        return _per_parameter(few_s, mean), _per_parameter(many_s, mean)
+
+    @property
+    def _ring_s(self) -> Quad:
+        """Seconds that one more message waits where a ring over all ranks scatters gradients, and where one gathers weights.
+
+        An all-reduce goes up and down trees, as it is priced.
+        """
+        network, table = self._network, self._table
+        often, (dense, expert) = exchanges(self._problem.stack, table), (shard_group(table), groups(table, "edp"))
+        scatters = often.scatters_once & ~reduces_gradients(self._problem.stack, table)
+        at = network.crossing(dense), network.crossing(expert)
+        a, b = (np.where(scatters, network.flat_ring_s("reduce_scatter", each), 0.0) for each in at)
+        c, d = (np.where(often.gathers_once, network.flat_ring_s("all_gather", each), 0.0) for each in at)
+        return a, b, c, d
+
+    @cached_property
+    def _mean_stage(self) -> Pair:
+        """Parameters of a mean stage on the rank."""
+        dense, expert = (np.maximum(weights / self._table.pp, 1.0) for weights in self._weights)
+        return dense, expert
+
+    @property
+    def _buckets(self) -> tuple[Pair, Pair]:
+        """How many buckets a mean stage has of the framework's own size, and of that which the stack names.
+
+        Megatron-Core has buckets only in the first chunk of the first stage, which ends last; all stages are priced alike.
+        """
+        stack, (dense, expert) = self._problem.stack, self._mean_stage
+        least, each = OWN_BUCKETS[stack.framework]
+        own = np.maximum(least, each * self._table.dp)
+        told = np.full_like(own, stack.gradient_bucket) if stack.sends_buckets else own
+        return (np.ceil(dense / own), np.ceil(expert / own)), (np.ceil(dense / told), np.ceil(expert / told))
+
+    def _messages_s(self, parameters: Pair) -> Quad:
+        """Seconds to reduce gradients of so many parameters in one message, and to gather their weights in one."""
         stack, network, table = self._problem.stack, self._network, self._table
-        often, gradients, parameters = exchanges(stack, table), [], []
-        dense, expert = self._weights
-        for weights, group in ((dense, shard_group(table)), (expert, groups(table, "edp"))):
-            mean = np.maximum(weights / table.pp, 1.0)
-            sent_bytes, at = stack.sent_gradient_bytes * mean, network.crossing(group)
+        often, reduced, gathered = exchanges(stack, table), [], []
+        for size, group, dense in ((parameters[0], shard_group(table), True), (parameters[1], groups(table, "edp"), False)):
+            sent_bytes, at = stack.sent_gradient_bytes * size, network.crossing(group)
             scatter, reduce = network.reduce_scatter_s(at, sent_bytes), network.all_reduce_s(at, sent_bytes)
             once = np.where(reduces_gradients(stack, table), reduce, np.where(often.scatters_once, scatter, 0.0))
-            if weights is dense and often.copies_once.any():
+            if dense and often.copies_once.any():
                 between = network.all_reduce_s(network.crossing(copy_groups(table)), sent_bytes / group.size)
                 once = once + np.where(often.copies_once, between, 0.0)
-            gradients.append(once / mean)
-            parameters.append(np.where(often.gathers_once, network.all_gather_s(at, BF16 * mean), 0.0) / mean)
-        return gradients[0], gradients[1], parameters[0], parameters[1]
+            reduced.append(once)
+            gathered.append(np.where(often.gathers_once, network.all_gather_s(at, BF16 * size), 0.0))
+        return reduced[0], reduced[1], gathered[0], gathered[1]
 
     @cached_property
     def _optimizer_s(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -123,7 +216,7 @@ class States:
     @property
     def _on_host(self) -> bool:
         """Whether a processor steps the offloaded states where they lie."""
-        return self._problem.workload.offload_to == "host" and self._problem.stack.offloaded_step == "host"
+        return self._problem.workload.offload_to != "pool" and self._problem.stack.offloaded_step == "host"
 
     @property
     def _copied(self) -> tuple[float, float]:
@@ -137,3 +230,12 @@ class States:
         sizes = (shard_group(self._table).size, self._table.edp)
         dense, expert = (np.where(self._table.sharding >= ZERO1, 1.0 / size, 1.0) for size in sizes)
         return dense, expert
+
+
+def _over(pair: Pair, counts: Pair) -> Pair:
+    return pair[0] / counts[0], pair[1] / counts[1]
+
+
+def _per_parameter(seconds: Quad, parameters: Pair) -> Quad:
+    dense, expert = parameters
+    return seconds[0] / dense, seconds[1] / expert, seconds[2] / dense, seconds[3] / expert

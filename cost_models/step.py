@@ -20,6 +20,7 @@ from ..search_spaces.quantities import usable_bytes
 from ..search_spaces.row_keys import distinct_rows
 from .known_wholes import KnownWholes, known_wholes
 from .layers import LayerModel, resident_share
+from .lending import lends, most_lent, with_partners
 from .loads import Cuts, Loads, picked, recompute_depths, taken
 from .network import Network
 from .pieces import PIECE_COLUMNS, WHOLE_COLUMNS, Pieces
@@ -31,6 +32,7 @@ from .sharding import ZERO2
 from .split_passes import by_replay, held_bytes, pass_times, pipeline_ends_s, stage_loads
 from .stage_classes import StageClasses
 from .stage_times import Flow, Kept, StageTimes, behind_s, highest, in_line_s, late_s, left_s
+from .states import Pair
 
 CELLS_PER_BLOCK = 1 << 14
 """Works times stages that are priced together: what is known of them, and of the rows that share them, stays in the cache."""
@@ -103,7 +105,7 @@ class CostModel:
     def away_bytes(self, rows: Rows, load: Loads) -> Floats:
         """All that stages offload, per device: states, and activations in flight; (n, pp), or (1, 1) where nothing leaves."""
         away = self.host_bytes(rows, load) if rows.column("optimizer_offload").any() else np.zeros((1, 1))
-        if rows.column("activation_offload").any():
+        if rows.column("activation_offload").any() and not lends(self.problem):
             away = away + self._moved_bytes(rows, load, np.arange(rows.shape[0]))
         return away
 
@@ -163,7 +165,7 @@ class CostModel:
 
     def _price_group(self, rows: Rows, group: Alike, classes: StageClasses, closed_form: bool) -> Iterator[tuple[slice, Prices]]:
         """Rows that share split and schedule, some of them after the others."""
-        if by_replay(rows.take(group.works)) or classes.split.redone:
+        if by_replay(rows.take(group.works)) or classes.split.redone or rows.lent[group.members].any():
             yield slice(len(group.members)), self.price_cuts(rows.take(group.members), classes.cuts)
         else:
             yield from self._price_alike(rows, group, classes, closed_form)
@@ -186,7 +188,8 @@ class CostModel:
         for first in range(0, len(group.works), step):
             working = rows.take(group.works[first : first + step])
             flow = self._class_flow(working, classes, closed_form)
-            used = self._working_bytes(working, flow.load, *self._in_flight(working, classes.first))
+            held, last = self._in_flight(working, classes.first)
+            used = self._working_bytes(working, flow.load.saved_bytes * held, last)
             some = slice(*np.searchsorted(group.work, [first, first + step]).tolist())
             work, kind = group.work[some] - first, group.kind[some]
             done = taken(flow.end_s, work)
@@ -328,17 +331,42 @@ class CostModel:
         if rows.column("sharding").any():
             hides = overlap.dp_parameters * unslowed
             gathered_s, parameters_s = _held(rows.parameter_s, load) * (1.0 - hides), _held(rows.parameter_s, passing) * hides
+        ends = self.exposed_ends_s(rows)
+        if ends is not None:
+            exposed_s, gradients_s = exposed_s + _held(ends[0], load), gradients_s - _held(ends[0], passing)
+            if gathered_s is not None and parameters_s is not None:
+                gathered_s, parameters_s = gathered_s + _held(ends[1], load), parameters_s - _held(ends[1], passing)
         if rows.column("optimizer_offload").any():
             offload_s = _held(rows.offload_s, load)
         return Kept(turns, exposed_s, gradients_s, gathered_s, parameters_s, _held(rows.optimizer_s, load), offload_s)
 
+    def exposed_ends_s(self, rows: Rows) -> tuple[Pair, Pair] | None:
+        """What the last bucket of gradients and the first of weights expose beyond the framework's own, seconds per parameter.
+
+        None where buckets are the framework's own.
+        """
+        if self.problem.stack.gradient_bucket is None:
+            return None
+        unslowed = self.layers.unslowed
+        hidden = rows.hidden_gradients * unslowed, np.full(len(rows), self.problem.stack.overlap.dp_parameters * unslowed)
+        tails, heads = rows.bucket_tails_s, rows.bucket_heads_s
+        return _exposed(*tails, rows.gradient_s, hidden[0]), _exposed(*heads, rows.parameter_s, hidden[1])
+
     def stage_bytes(self, rows: Rows, load: Loads) -> Floats:
         """Peak bytes of every stage (n, pp), for rows that share pp, vpp and schedule."""
-        return self._working_bytes(rows, load, *self._in_flight(rows, np.arange(rows.shape[0]))) + self._state_bytes(rows, load)
+        return self._working_bytes(rows, *self._active_bytes(rows, load)) + self._state_bytes(rows, load)
 
-    def _working_bytes(self, rows: Rows, load: Loads, held: Floats, last: Bools) -> Floats:
+    def _active_bytes(self, rows: Rows, load: Loads) -> tuple[Floats, Bools]:
+        """Activations of the micro-batches in flight on the devices of every stage, its partner's that they hold among them,
+        (n, pp), and which stages compute the loss, (1, pp).
+        """
+        held, last = self._in_flight(rows, np.arange(rows.shape[0]))
+        active = load.saved_bytes * held
+        return with_partners(active, rows.lent_shares) if rows.lent.any() else active, last
+
+    def _working_bytes(self, rows: Rows, active_bytes: Floats, last: Bools) -> Floats:
         """Of them the activations of the micro-batches in flight and the largest transient."""
-        return np.asarray(load.saved_bytes * held + np.where(last.T, rows.last_transient_bytes, rows.transient_bytes).T)
+        return np.asarray(active_bytes + np.where(last.T, rows.last_transient_bytes, rows.transient_bytes).T)
 
     def _state_bytes(self, rows: Rows, load: Loads) -> Floats:
         """Of them weights, gradients and optimizer states, and the buffers of communicators."""
@@ -348,7 +376,7 @@ class CostModel:
 
     def stage_peaks(self, rows: Rows, load: Loads) -> Floats:
         """The same by term (terms, n, pp), in the order of MEMORY_TERMS."""
-        return self.peaks_at(rows, load, *self._in_flight(rows, np.arange(rows.shape[0])))
+        return self.peaks_at(rows, load, *self._active_bytes(rows, load))
 
     def _in_flight(self, rows: Rows, stages: Ints) -> tuple[Floats, Bools]:
         """Micro-batches that stages (k,) keep at their peak, in whole stages, (n, k), and which stages compute the loss, (1, k)."""
@@ -358,8 +386,8 @@ class CostModel:
         held = in_flight(schedule, pp, vpp, rows.column("num_microbatches"), stages[:, None]).T / vpp
         return held, stages[None, :] == pp - 1
 
-    def peaks_at(self, rows: Rows, load: Loads, in_flight: Floats, last: npt.NDArray[np.bool_]) -> Floats:
-        """Peak bytes by term of stages with `in_flight` micro-batches; `last` marks those that compute the loss."""
+    def peaks_at(self, rows: Rows, load: Loads, active_bytes: Floats, last: npt.NDArray[np.bool_]) -> Floats:
+        """Peak bytes by term of stages with so many bytes of activations; `last` marks those that compute the loss."""
         extra = load.dense.ndim - 1
         transient = np.where(last, _across(rows.last_transient_bytes, extra), _across(rows.transient_bytes, extra))
         buffers = _across(rows.communicator_bytes, extra) + np.zeros_like(load.dense)
@@ -368,7 +396,7 @@ class CostModel:
                 _held(rows.rates.weights, load),
                 _held(rows.rates.gradients, load),
                 _held(rows.rates.optimizer, load),
-                load.saved_bytes * in_flight,
+                active_bytes + np.zeros_like(load.dense),
                 transient + np.zeros_like(load.dense),
                 buffers,
             ]
@@ -380,7 +408,8 @@ class CostModel:
         uniform = np.where(table.recompute_mode == FULL_UNIFORM, table.recompute_layers, 0)
         sharded = table.sharding >= ZERO2
         partly = recompute_depths(table) < len(self.blocks)
-        moved = [table.activation_offload, partly] if table.activation_offload.any() else []
+        leaves = most_lent(table) if lends(self.problem) else table.activation_offload
+        moved = [leaves, partly] if table.activation_offload.any() else []
         fsdp = [np.where(sharded, getattr(table, name), 0) for name in FSDP_COLUMNS] if sharded.any() else []
         of_piece = [getattr(table, name) for name in PIECE_COLUMNS]
         return distinct_rows([*of_piece, *inner_strides(table), uniform, piped, *moved, *fsdp])
@@ -402,6 +431,17 @@ def _held(rates: tuple[Floats, Floats], load: Loads) -> Floats:
     extra = load.dense.ndim - 1
     found = _across(rates[0], extra) * load.dense
     return found + _across(rates[1], extra) * load.expert if load.experts else found
+
+
+def _exposed(own_s: Pair, told_s: Pair, whole_s: Pair, hidden: Floats) -> Pair:
+    """What a bucket at an end shows beyond one of the framework's own; no more than would hide.
+
+    What shows in all is no less than the bucket, except where the stack's measured share shows less of the framework's own already.
+    """
+    shown = [whole * (1.0 - hidden) for whole in whole_s]
+    each = zip(own_s, told_s, whole_s, shown, strict=True)
+    dense, expert = (np.clip(told - own, np.minimum(told - seen, 0.0), whole * hidden) for own, told, whole, seen in each)
+    return dense, expert
 
 
 def _before(passes_s: Floats) -> Floats:

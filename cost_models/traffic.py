@@ -10,7 +10,8 @@ from ..search_spaces.groups import Groups, groups
 from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, LayoutTable
 from ..search_spaces.row_keys import row_keys
 from .layers import ENDS
-from .loads import Cuts
+from .lending import lends, partners_across
+from .loads import Cuts, Loads
 from .operators import BF16
 from .rows import Rows
 from .sharding import copy_groups, exchanges, reduces_gradients, shard_group
@@ -19,7 +20,7 @@ from .step import CostModel, moved_share
 MESSAGE_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_type", "rank_order")
 """What a layer's messages and the places of their groups depend on."""
 OFFLOAD = "offload"
-"""What goes to the supernode's pool, among the dimensions of traffic: its memory is no device's."""
+"""What goes to the supernode's pool, whose memory is no device's, or to other stages' devices, among the dimensions of traffic."""
 
 
 def sent_bytes(
@@ -47,12 +48,24 @@ def offloaded_bytes(model: CostModel, rows: Rows, redone: Mapping[str, Floats], 
     As with a device's other traffic as much comes in as goes out, but for states that the host steps: their weights come back.
     """
     saved = np.zeros(len(rows))
-    for name, held in rows.pieces.counts.items() if rows.column("activation_offload").any() else ():
+    leaves = rows.column("activation_offload").any() and not lends(model.problem)
+    for name, held in rows.pieces.counts.items() if leaves else ():
         piece, again = rows.pieces.pieces[name], redone.get(name, 0.0)
         saved += (held - again) * piece.saved_bytes[rows.factor] + again * piece.recomputed_bytes[rows.factor]
     activations = saved * moved_share(rows) * rows.column("num_microbatches")
     states = dense * rows.offloaded_bytes[0] + expert * rows.offloaded_bytes[1]
     return np.asarray((activations + states) / rows.column("pp"))
+
+
+def lent_bytes(model: CostModel, rows: Rows, chunks: Loads) -> Floats:
+    """Bytes of activations that a used device sends per step to another stage's, or back to it, across each level, (levels,).
+
+    Mean over devices; for one row, and what its chunks hold (1, pp·vpp).
+    """
+    pp = rows.shape[0]
+    moved = (chunks.folded(pp).saved_bytes * rows.column("num_microbatches")[:, None] * rows.lent_shares)[0]
+    across = partners_across(rows.table, 0, model.network.sizes)
+    return np.asarray(2.0 * (across * moved).sum(axis=1) / pp)
 
 
 def layers_redone(model: CostModel, rows: Rows, cuts: Cuts) -> dict[str, Floats]:
@@ -93,7 +106,7 @@ def _data_bytes(model: CostModel, table: LayoutTable, dense: Floats, expert: Flo
     gradient_bytes, m = float(stack.sent_gradient_bytes), table.num_microbatches.astype(np.float64)
     reduced = reduces_gradients(stack, table)
     scatters = np.where(reduced, 0.0, often.scatters_once + often.scatters_each * m)
-    gathers = often.gathers_once + 2.0 * m * often.gathers_each
+    gathers = often.gathers_once + m * (1.0 * often.gathers_each + often.gathers_again)
     for dimension, group, total in (("dp", shard_group(table), dense), ("edp", groups(table, "edp"), expert)):
         mean = total / table.pp
         sent = model.network.ring_bytes(model.network.mean_crossing(group, table.devices), mean)

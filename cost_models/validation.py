@@ -23,6 +23,7 @@ from .details import model_flops
 from .memory import GIB, runs_out, verdict
 from .profile import Interval, Profile, load_profile
 from .rows import Rows
+from .run_clusters import device_of, placed
 from .run_exclusions import BEYOND_PEAK, REASONS, REPEATED, exclusions
 from .run_files import read_runs
 from .run_layouts import Job, job_of
@@ -195,13 +196,13 @@ class Validation:
 Progress = Callable[[float], None]
 
 
-def validate(path: Path, profile: str | None = None, progress: Progress | None = None) -> Validation:
+def validate(path: Path, profile: str | None = None, progress: Progress | None = None, cluster: str | None = None) -> Validation:
     """Prices every row of a CSV of measured runs; shapes come from models.json beside it.
 
-    `profile` is a YAML laid over each accelerator's own curves; `progress` is told the share of rows done. InputError for a file
-    that is not a table of runs.
+    `profile` is a YAML laid over each accelerator's own curves; `progress` is told the share of rows done; `cluster` is where rows
+    ran that name no cluster. InputError for a file that is not a table of runs.
     """
-    runs = read_runs(path)
+    runs = placed(read_runs(path, located=cluster is not None), path.parent, cluster)
     return summarize(outcomes_of(runs, read_shapes(path.parent / "models.json"), profile, progress))
 
 
@@ -282,17 +283,23 @@ def _with_measured(outcome: Outcome, flops: tuple[float, float]) -> Outcome:
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Validation:
-    """Statistics per family, accelerator, slice and split."""
+    """Statistics per family, accelerator (in the commonest spelling), slice and split."""
     rows: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        rows[outcome.run.family, outcome.run.accelerator].append(outcome)
+        rows[outcome.run.family, device_of(outcome.run)].append(outcome)
     cells = [
-        Cell(family, accelerator, name, split, statistics([o for o in members if o.run.split == split]))
-        for (family, accelerator), every in rows.items()
+        Cell(family, _spelling(every), name, split, statistics([o for o in members if o.run.split == split]))
+        for (family, _), every in rows.items()
         for name, members in slices(every)
         for split in dict.fromkeys(o.run.split for o in members)
     ]
     return Validation(tuple(outcomes), tuple(cells))
+
+
+def _spelling(outcomes: Sequence[Outcome]) -> str:
+    """The accelerator as most of the rows write it that have the same one."""
+    words = Counter(o.run.text("accelerator") or device_of(o.run) for o in outcomes)
+    return words.most_common(1)[0][0]
 
 
 def problem_key(job: Job) -> tuple[object, ...]:
@@ -351,7 +358,6 @@ def _with_prices(outcomes: Sequence[Outcome], model: CostModel, curves: Profile)
     step_s = model.price_rows(rows).step_time_s
     documented_s = CostModel(problem, curves.model_copy(update={"stacks": {}, "pooled": {}})).price(table).step_time_s
     flops, free = _flops(model), free_bytes(problem.cluster) / GIB
-    interval = curves.interval(problem.stack.name, problem.cluster.accelerator.name, problem.model.is_moe)
     found = []
     for place, (outcome, job, stages) in enumerate(zip(outcomes, jobs, _stage_peaks_gib(model, rows), strict=True)):
         fullest = float(stages.sum(axis=0).max())
@@ -360,7 +366,7 @@ def _with_prices(outcomes: Sequence[Outcome], model: CostModel, curves: Profile)
                 _with_measured(outcome, flops),
                 predicted_step_time_s=float(step_s[place]),
                 documented_s=float(documented_s[place]),
-                interval=interval,
+                interval=_interval(job, curves),
                 predicted_peak_gib=as_measured_gib(job, stages),
                 fullest_gib=fullest,
                 predicted_oom=runs_out(problem, fullest * GIB),
@@ -368,6 +374,15 @@ def _with_prices(outcomes: Sequence[Outcome], model: CostModel, curves: Profile)
             )
         )
     return found
+
+
+def _interval(job: Job, curves: Profile) -> Interval:
+    """Of the run's stack; where that is guessed, of stacks that nobody measured, unless a profile was learnt under that guess."""
+    asked = (job.problem.stack.name, job.accelerator, job.problem.model.is_moe)
+    stated = curves.interval(*asked)
+    if job.stack_told or stated != profile_of(job.accelerator, job.gemm_curve, None).interval(*asked):
+        return stated
+    return curves.unmeasured_interval(*asked)
 
 
 def _stage_peaks_gib(model: CostModel, rows: Rows) -> list[Floats]:
@@ -397,4 +412,4 @@ def _with_constant_mfu(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def _mfu_key(outcome: Outcome) -> tuple[str, str, str]:
     precision = outcome.job.problem.workload.precision if outcome.job else ""
-    return outcome.run.family, outcome.run.accelerator, precision
+    return outcome.run.family, device_of(outcome.run), precision

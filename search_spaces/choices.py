@@ -170,7 +170,7 @@ class Choices:
             "micro_batch": f"micro-batch up to {MAX_MICRO_BATCH}",
             "vpp": f"vpp up to {MAX_VPP}",
             "recompute": f"{recomputes} recompute choices",
-            "optimizer_sharding": f"sharding {', '.join(self._shardings())}",
+            "optimizer_sharding": f"sharding {', '.join(self._shardings())}{self._one_program()}",
             "rank_order": _order_words(self.rank_orders),
             "offload": self._offload_words(),
             "overlap": f"{switches(self.problem)} overlap on or off (off is never faster)",
@@ -183,9 +183,20 @@ class Choices:
         limits = (("fixed", fixed), ("forbidden", ", ".join(workload.forbid)), ("inside", inside))
         return "; ".join([*said, *(f"{name}: {text}" for name, text in limits if text)])
 
+    def _one_program(self) -> str:
+        """Of shardings that are listed once in a pipeline (`sharding_as_run`)."""
+        both = {"zero2", "zero3"} <= set(self._shardings())
+        return " (in a pipeline zero2 is zero3)" if both and self.problem.stack.footprint.gathered_stages else ""
+
     def _offload_words(self) -> str:
         stack, workload = self.problem.stack, self.problem.workload
         words = f"optimizer offload {'none or all' if stack.optimizer_offload else 'none'}"
+        if workload.offload_to == "peers" and any(workload.activation_shares):
+            shares = ", ".join(f"{share:g}" for share in workload.activation_shares)
+            return (
+                f"{words}, at most shares {shares} of the activations of early stages on devices of late ones (1F1B then cut as if "
+                "partners' layers saved alike: others may do better)"
+            )
         if not stack.activation_offload:
             return words
         if not any(workload.activation_shares):

@@ -167,6 +167,13 @@ class ClusterSpec(Frozen):
     source: str = ""
 
     @property
+    def rates(self) -> str:
+        """The cluster's name and what one device can send over each level of its network, in words."""
+        shares = [each.bandwidth_bytes_per_s.value / each.devices_per_nic / each.oversubscription for each in self.levels]
+        words = [f"{each.name} {share / 1e9:.4g} GB/s" for each, share in zip(self.levels, shares, strict=True)]
+        return f"{self.name} ({', '.join(words)})"
+
+    @property
     def lost_beside_communication(self) -> float:
         """Share of the compute that is lost while traffic runs beside it: s/(1+s) where kernels take 1+s times as long."""
         slowdown = self.compute_slowdown_beside_communication
@@ -211,9 +218,9 @@ class ClusterSpec(Frozen):
             )
         return self
 
-    def tier(self, to: Literal["host", "pool"]) -> HostLink | PoolTier:
-        """Where offloaded bytes go. KeyError for a pool where the cluster has none."""
-        if to == "host":
+    def tier(self, to: Literal["host", "pool", "peers"]) -> HostLink | PoolTier:
+        """Where offloaded bytes go, and beside activations on peers optimizer states. KeyError for a pool where there is none."""
+        if to != "pool":
             return self.host_link
         if self.pool is None:
             raise KeyError(to)

@@ -25,6 +25,7 @@ from .layout import (
     Ints,
     LayoutTable,
     Problem,
+    sharding_as_run,
 )
 from .quantities import EVEN, PER_MILLE, constants
 from .row_keys import distinct_rows, row_keys
@@ -33,6 +34,8 @@ from .switches import layer_settings, replicated, settings
 
 CELLS_PER_BLOCK = 1 << 24
 """Frames times choices whose legality is worked out at once."""
+CELLS_AT_ONCE = 1 << 18
+"""Of them those of which equal ones are told at once: what is known of them stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -348,18 +351,24 @@ class Space:
             used, place = np.unique(of_row[block], return_inverse=True)
             legal &= np.packbits(mask[used][:, of_choice], axis=1)[place]
         if SHARING[0] in choices:
-            legal = np.packbits(self._distinct_sharings(_unpacked(legal, size), frames, choices), axis=1)
+            step = max(1, CELLS_AT_ONCE // size)
+            for part in (slice(begin, begin + step) for begin in range(0, rows, step)):
+                own = {name: column[part] for name, column in frames.items()}
+                legal[part] = np.packbits(self._distinct_sharings(_unpacked(legal[part], size), own, choices), axis=1)
         first, of_row = np.unique(legal.view(f"V{legal.shape[1]}").ravel(), return_index=True, return_inverse=True)[1:]
         return _unpacked(legal[first], size), of_row
 
     def _distinct_sharings(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
-        """The legal choices (n, choices), each of them once: at cp = 1 the first cp type stands for all, and of rank orders that
-        place groups alike the first: where pp or dp is 1 those of flags do.
+        """The legal choices (n, choices), each of them once: at cp = 1 the first cp type stands for all, of rank orders that place
+        groups alike the first (where pp or dp is 1 those of flags do), and of shardings that run one program in a pipeline.
         """
         whole = (frames["pp"] == 1) | (frames["dp"] == 1)
         free = self.choices.places_freely
         for alike, name in ((frames["cp"] == 1, "cp_type"), *(((whole, "rank_order"),) if not free else ())):
             legal[alike] = _first_of_each(legal[alike], _others(choices, name))
+        staged = (frames["pp"] > 1) & self.problem.stack.footprint.gathered_stages
+        run = sharding_as_run(self.problem.stack, choices["sharding"], np.array(2))
+        legal[staged] = _first_of_each(legal[staged], row_keys([*({**choices, "sharding": run}).values()]))
         return self._distinct_orders(legal, frames, choices) if free else legal
 
     def _distinct_orders(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:

@@ -229,8 +229,11 @@ def items(text: str, flag: str) -> list[str]:
 
 
 def column_named(name: str, flag: str, known: Iterable[str]) -> str:
-    """The column of a name. InputError says which column is meant by one that frameworks or people use instead."""
+    """The column of a name, or of one that reports and tables of runs have for it (`SHORT`). InputError says which column is meant
+    by one that frameworks or people use instead.
+    """
     column = name.strip().lower().lstrip("-").replace("-", "_")
+    column = SHORT.get(column, column)
     columns = list(known)
     if column in columns:
         return column
@@ -243,6 +246,8 @@ def column_named(name: str, flag: str, known: Iterable[str]) -> str:
     raise InputError(f"{flag}: {name.strip()!r} is not a column{near or ': ' + ', '.join(columns)}")
 
 
+SHORT = {"mb": "micro_batch", "sp": "sequence_parallel", "pp_schedule": "schedule"}
+"""What reports and tables of measured runs call a column."""
 SUFFIX = re.compile(r"(?:_model)?(?:_parallel(?:ism)?)?(?:_(?:size|degree|world_size|num))?$")
 """What frameworks put behind the name of a dimension."""
 OTHER_NAMES = {
@@ -257,11 +262,11 @@ OTHER_NAMES = {
         "edp": "expert_data",
         "vpp": "vp virtual_pipeline interleave pp_interleave_num num_virtual_stages_per_pipeline_rank "
         "num_layers_per_virtual_pipeline_stage chunks",
-        "micro_batch": "mb mbs micro_batch microbatch train_micro_batch_size_per_gpu local_batch batch",
+        "micro_batch": "mbs micro_batch microbatch train_micro_batch_size_per_gpu local_batch batch",
         "num_microbatches": "m num_micro_batches gas ga micro_batch_num gradient_accumulation_steps grad_accum",
-        "sequence_parallel": "sp seq_parallel use_seq_parallel sequence seq",
+        "sequence_parallel": "seq_parallel use_seq_parallel sequence seq",
         "cp_type": "cp_comm_type context_parallel_algo rotate_method",
-        "schedule": "pp_schedule pipeline_parallel_schedule schedules_method",
+        "schedule": "pipeline_parallel_schedule schedules_method",
         "optimizer_sharding": "zero zero_stage sharding fsdp use_distributed_optimizer dist_opt zero1 zero2 zero3",
         "recompute": "ac activation_checkpoint activation_checkpointing recompute_granularity gradient_checkpointing ckpt",
         "offload": "cpu_offload optimizer_cpu_offload optimizer_offload swap_optimizer",
@@ -324,8 +329,8 @@ def _order(text: str) -> str:
 
 
 def _flag(text: str) -> str:
-    """ "true" or "false", of these or on and off."""
-    word = {"on": "true", "off": "false"}.get(text.lower(), text.lower())
+    """ "true" or "false", of these, on and off, or 1 and 0."""
+    word = {"on": "true", "off": "false", "1": "true", "0": "false"}.get(text.lower(), text.lower())
     if word not in ("true", "false"):
         raise ValueError("must be true or false, on or off")
     return word

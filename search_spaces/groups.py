@@ -181,5 +181,14 @@ def placed_alike(table: LayoutTable, units: Sequence[int], experts: bool, exact:
 
 def _place(of: Groups, unit: int) -> Ints:
     """What decides how groups of one size lie on units: 0 for inside, the unit for one rank in each, else their stride, (n,)."""
-    inside = (unit % (of.stride * of.size) == 0) | (of.size == 1)
+    length = np.minimum(of.stride * of.size, unit + 1)
+    inside = _divides(unit)[length] | (of.size == 1)
     return np.where(inside, 0, np.minimum(of.stride, unit))
+
+
+@lru_cache(maxsize=64)
+def _divides(unit: int) -> Bools:
+    """By length, up to one more than the unit, whether it divides the unit: to look that up is quicker than to work it out."""
+    found = unit % np.maximum(np.arange(unit + 2), 1) == 0
+    found[0] = found[-1] = False
+    return np.asarray(found)

@@ -57,6 +57,8 @@ CATALOG = Path(__file__).parent / "catalog"
 MOST_DEVICES = 524_288  # beyond, the frames of a job no longer fit a search of seconds
 OFFLOADED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the activations: what a search tries once it is said where they may go."""
+LENT_SHARES = (0.0, 0.25, 0.5)
+"""The same where they go to other stages' devices: with half of them two stages have as much."""
 ETP_ASSUMPTION = "etp = 1: experts are spread over devices whole, not split by tensor parallelism"
 SP_ASSUMPTION = "sequence parallelism is on wherever tp > 1"
 OF_THE_SEARCH = (ETP_ASSUMPTION, SP_ASSUMPTION)
@@ -159,7 +161,8 @@ def build_problem(
     Global batch in sequences, sequence length in tokens. `inside` may say "supernode" for whatever level a cluster names so.
     `measured_imbalance` says by ep how many tokens the fullest device receives over the mean, in place of one `expert_imbalance`.
     `rank_order` "all" adds to the stack's orders those that only Megatron-Core's Python API takes.
-    `offload_to` "host" or "pool" also lets the search move activations there, where the stack can.
+    `offload_to` "host" or "pool" also lets the search move activations there, where the stack can; "peers" has it lend those of
+    early stages' to late ones, which no stack is known to do.
     Without a stack or framework the cluster's default stack is taken; etp is fixed to 1 for a MoE model unless `fix` says
     otherwise. InputError, in one sentence, for anything that is unknown, does not fit the cluster, or is a precision that
     accelerator or stack lack.
@@ -184,17 +187,18 @@ def build_problem(
         "vocab_size": vocab_size,
         "reserved_gib": reserved_gib,
         "offload_to": offload_to,
-        "activation_shares": OFFLOADED_SHARES if offload_to is not None and software.activation_offload else None,
+        "activation_shares": _shares(offload_to, software),
     }
     workload = to_record(Workload, {key: value for key, value in given.items() if value is not None}, "workload")
     _check_reserve(machine, workload)
+    if workload.offload_to == "peers" and framework is not None:
+        raise InputError(f"offload-to = peers: {framework} has no option for it, nor has another framework; leave one of them out")
     if workload.offload_to == "pool" and machine.pool is None:
-        reason = "what a device lends has to be free on it when its own schedule is fullest, which hangs on all stages' cuts"
         raise InputError(
-            f"offload-to = pool: {machine.name} has no pool of memory, and that of other devices is not priced as one ({reason}); "
-            "host is what it has"
+            f"offload-to = pool: {machine.name} has no pool of memory; host is what it has, or peers, the memory of later stages' "
+            "devices"
         )
-    _check_precision(machine, software, workload)
+    check_precision(machine, software, workload.precision)
     default_stack = stack is None and framework is None
     return Problem(
         model=spec,
@@ -210,6 +214,13 @@ def build_problem(
             *_assumptions(spec, machine, software, workload),
         ),
     )
+
+
+def _shares(offload_to: str | None, stack: Stack) -> tuple[float, ...] | None:
+    """Of the activations, what a search lets leave the device; None where nothing does."""
+    if offload_to == "peers":
+        return LENT_SHARES
+    return OFFLOADED_SHARES if offload_to is not None and stack.activation_offload else None
 
 
 def _imbalance(one: float | None, measured: Mapping[int, float]) -> dict[str, object]:
@@ -336,12 +347,13 @@ def _check_reserve(cluster: ClusterSpec, workload: Workload) -> None:
         raise InputError(f"reserve = {workload.reserved_gib:g} GiB: a device of {cluster.name} has {left:.1f} GiB to give")
 
 
-def _check_precision(cluster: ClusterSpec, stack: Stack, workload: Workload) -> None:
+def check_precision(cluster: ClusterSpec, stack: Stack, precision: str) -> None:
+    """Raises InputError for a precision that the accelerator or the stack lacks."""
     rates = cluster.accelerator.peak_flops
-    if workload.precision not in rates:
-        raise InputError(f"precision = {workload.precision!r}: {cluster.accelerator.name} has {', '.join(rates)}")
-    if workload.precision not in stack.precisions:
-        raise InputError(f"precision = {workload.precision!r}: stack {stack.name} has {', '.join(stack.precisions)}")
+    if precision not in rates:
+        raise InputError(f"precision = {precision!r}: {cluster.accelerator.name} has {', '.join(rates)}")
+    if precision not in stack.precisions:
+        raise InputError(f"precision = {precision!r}: stack {stack.name} has {', '.join(stack.precisions)}")
 
 
 def _known_levels(cluster: ClusterSpec, inside: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -372,6 +384,11 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
         f"Adam with {stack.optimizer_bytes:g} bytes of states and a {stack.gradient_bytes}-byte gradient per parameter, "
         f"all parameters trained, sequences of {workload.seq_len} tokens not packed"
     )
+    if workload.offload_to == "peers":
+        yield (
+            "activations that late stages' devices hold for early ones (BPipe) are copied beside their passes over the supernode's "
+            "links, every stage's as if it lent as much as the first; no framework that is exported to has an option for it"
+        )
     if workload.reserved_gib:
         yield f"{workload.reserved_gib:g} GiB of every device are reserved and hold nothing of the plan"
     margin = workload.memory_margin

@@ -296,6 +296,12 @@ def parse_sharding(text: str) -> tuple[int, int]:
     raise ValueError(f"optimizer_sharding {text!r} is not none, zero1, zero2, zero3 or hsdp:K")
 
 
+def sharding_as_run(stack: Stack, sharding: Ints, pp: Ints) -> Ints:
+    """The sharding that each row runs, (n,): where a pipeline's stages stay gathered ZeRO-2 and ZeRO-3 are one program."""
+    gathered = (pp > 1) & stack.footprint.gathered_stages
+    return np.where(gathered & (sharding == SHARDINGS.index("zero2")), SHARDINGS.index("zero3"), sharding)
+
+
 def parse_offload(text: str) -> tuple[float, float]:
     """`none|optimizer:F|activations:F` (joined by +) → (optimizer fraction, activations fraction)."""
     fractions = {"optimizer": 0.0, "activations": 0.0}

@@ -39,6 +39,7 @@ from .layout import (
 )
 from .quantities import PER_MILLE
 from .rulebook import Rule
+from .stack import Stack
 
 LARGEST = 1 << 50
 """Of a product in a rule: masks in 64 bits and CP-SAT's variables both hold it exactly."""
@@ -79,10 +80,8 @@ def user_rules(problem: Problem) -> Iterable[Rule]:
     workload = problem.workload
     fixed = workload.fix.get("offload")
     shares = workload.activation_shares if fixed is None else [parse_offload(choice)[1] for choice in fixed]
-    if any(shares) and problem.stack.framework in ("megatron-lm", "megatron-bridge"):
-        reason = "activations are either recomputed or offloaded"  # said only where asked: it ties choices that are listed apart
-        conflict = implies(more_than("activation_offload_per_mille", 0), equal("recompute_mode", NONE))
-        yield Rule("C103b", reason, "Megatron-LM megatron/core/transformer/transformer_config.py", "stack", conflict)
+    if any(shares):  # said only where asked: they tie choices that are listed apart
+        yield from offload_rules(problem.stack, problem.cluster.supernode, workload.offload_to)
     for column, values in parse_fix(workload.fix).items():
         yield Rule(f"fix {column}", f"{column} is fixed to {' or '.join(values)}", "workload.fix", "user", _fixed(column, values))
     for text in workload.forbid:
@@ -100,6 +99,27 @@ def user_rules(problem: Problem) -> Iterable[Rule]:
             fits = " that fits" if dimension.endswith("?") else ""
             reason = f"every {dimension.removesuffix('?')} group{fits} stays inside one {level}"
             yield Rule(f"inside {level} {dimension}", reason, "workload.inside", "user", _inside(level, dimension, orders))
+
+
+def offload_rules(stack: Stack, supernode: str, to: str) -> Iterable[Rule]:
+    """What binds activations that leave the device, to the host, the pool or other stages' devices."""
+    if to == "peers":
+        yield from _lending_rules(supernode, {*stack.rank_orders, *FLAG_RANK_ORDERS})
+    elif stack.framework in ("megatron-lm", "megatron-bridge"):
+        reason = "activations are either recomputed or offloaded"
+        conflict = implies(more_than("activation_offload_per_mille", 0), equal("recompute_mode", NONE))
+        yield Rule("C103b", reason, "Megatron-LM megatron/core/transformer/transformer_config.py", "stack", conflict)
+
+
+def _lending_rules(supernode: str, orders: Set[str]) -> Iterable[Rule]:
+    """Where stages may keep activations on each other's devices."""
+    source, lent = "Kim et al., ICML 2023 (BPipe), section 3", more_than("activation_offload_per_mille", 0)
+    falling = one_of("schedule", tuple(SCHEDULES.index(name) for name in ("1f1b", "interleaved")))
+    reason = "early stages hold more micro-batches than late ones under 1F1B, interleaved or not"
+    yield Rule("P012", reason, source, "user", implies(lent, falling))
+    yield Rule("P013", "the only stage has none to lend to", source, "user", implies(lent, more_than("pp", 1)))
+    near = implies(lent, _inside(supernode, "pp", orders))
+    yield Rule("P014", f"stages lend each other memory inside one {supernode}", source, "user", near)
 
 
 def _level(problem: Problem, word: str) -> str:

@@ -70,6 +70,7 @@ def constants(problem: Problem) -> dict[str, int]:
         **cluster_constants(problem.cluster, problem.devices),
         **model_constants(problem.model),
         **stack_constants(problem.stack),
+        **lending_constants(workload.offload_to),
         "most_chunks": most_chunks(problem.model, problem.stack),
     }
 
@@ -162,6 +163,7 @@ def stack_constants(stack: Stack) -> dict[str, int]:
     return {
         "kv_replication": int(stack.kv_replication),
         "expert_tensor_parallel": int(stack.expert_tensor_parallel),
+        "experts_across_tp": int(stack.experts_across_tp),
         "microbatch_group": stack.microbatch_group,
         "optimizer_can_offload": int(stack.optimizer_offload),
         "activations_can_offload": int(stack.activation_offload),
@@ -171,6 +173,11 @@ def stack_constants(stack: Stack) -> dict[str, int]:
         "splits_list": int("layer_list" in stack.split_forms),
         "splits_free": int(not ANY_CHUNKS.isdisjoint(stack.split_forms)),
     }
+
+
+def lending_constants(offload_to: str) -> dict[str, int]:
+    """What rules read of where activations go; other stages' devices take them whatever the stack's own offload can do."""
+    return {"lends": 1, "activations_can_offload": 1} if offload_to == "peers" else {"lends": 0}
 
 
 def _table_columns(problem: Problem, table: LayoutTable) -> dict[str, Column]:
@@ -247,8 +254,8 @@ WORDS = Words(
             name: name
             for name in (
                 *("indexer", "compressed", "mla", "tied", "kv_replication", "expert_tensor_parallel", "recompute_block"),
-                "recompute_by_chunk",
-                *("optimizer_can_offload", "splits_first_last", "splits_list", "splits_free"),
+                *("recompute_by_chunk", "experts_across_tp"),
+                *("optimizer_can_offload", "splits_first_last", "splits_list", "splits_free", "lends"),
             )
         },
     },
@@ -274,7 +281,9 @@ WORDS = Words(
         ("kv_replication", False): "where KV heads are not replicated",
         ("expert_tensor_parallel", False): "where experts have no tensor parallelism of their own",
         ("optimizer_can_offload", False): "in a stack without optimizer offload",
+        ("lends", True): "where activations go to other stages' devices",
         ("recompute_block", False): "in a stack without block recompute",
+        ("experts_across_tp", False): "where experts are spread over replicas alone",
         ("recompute_by_chunk", False): "in a stack that redoes as many layers in every chunk",
         ("splits_free", False): "in a stack that cannot cut stages freely",
         ("tied", True): "with tied embeddings",

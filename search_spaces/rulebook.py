@@ -179,7 +179,14 @@ RULES: tuple[Rule, ...] = (
         "MindSpore Transformers spreads experts over the dp and tp ranks of a stage",
         "mindformers 2.1 parallel_core/training_graph/transformer/moe/ffn.py",
         MINDFORMERS,
-        divides("ep", product("dp", "tp")),
+        implies(equal("experts_across_tp", 1), divides("ep", product("dp", "tp"))),
+    ),
+    Rule(
+        "C012b",
+        "models by class of MindSpore Transformers spread experts over the dp and cp ranks of a TP rank",
+        "mindformers 2.1 models/llama/llama_layer.py and modules/transformer/moe.py",
+        MINDFORMERS,
+        implies(equal("experts_across_tp", 0), divides("ep", product("dp", "cp"))),
     ),
     Rule(
         "C013",
@@ -639,7 +646,7 @@ RULES: tuple[Rule, ...] = (
         "activations of a pipeline's stages stay on the device",
         CONFIG,
         Frameworks(("megatron-lm", "megatron-bridge")),
-        implies(more_than("activation_offload_per_mille", 0), equal("pp", 1)),
+        implies(all_of(more_than("activation_offload_per_mille", 0), equal("lends", 0)), equal("pp", 1)),
     ),
     Rule(
         "C110",

@@ -1,4 +1,4 @@
-"""Scaling families: models of 3 billion to 20 trillion parameters, all shaped by one rule.
+"""Scaling families: models of 3 billion to 100 trillion parameters, all shaped by one rule.
 
 `dense:70B` and `moe:10T` name them. A dense model has grouped-query attention with heads of 128 and a gated MLP; a model of
 experts has the same attention, one shared expert and fine-grained routed ones, 8 a token. Per layer, with hidden size h, width w
@@ -34,7 +34,7 @@ WIDE = 16_384  # hidden size from which on there are 16 key heads and sizes are 
 NARROW, NARROW_EXPERTS = 4096, 16  # hidden size up to which experts' widths are multiples of 16
 SHALLOW = 32
 CLOSE = 0.005
-SMALLEST, LARGEST = 3e9, 20e12
+SMALLEST, LARGEST = 3e9, 100e12
 UNITS = {"B": 1e9, "T": 1e12}
 NAME = re.compile(r"(?P<family>[a-z]+):(?P<size>.+)")
 
@@ -70,7 +70,7 @@ def parameters(size: str, where: str = "sizes") -> float:
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([BT])", size.strip().upper())
     count = float(found[1]) * UNITS[found[2]] if found else 0.0
     if not SMALLEST <= count <= LARGEST:
-        raise InputError(f"{where}: {size!r} must be a number of billions or trillions from 3B to 20T, such as 70B or 1.8T")
+        raise InputError(f"{where}: {size!r} must be a number of billions or trillions from 3B to 100T, such as 70B or 1.8T")
     return count
 
 

@@ -44,6 +44,12 @@ CALIBRATED = (*SHARES, "scale_out_congestion", *FLOORS, "step_overhead_s")
 """What a stack's own measured runs can tell, and what may differ from accelerator to accelerator."""
 
 
+OWN_BUCKETS: dict[Framework, tuple[int, int]] = dict.fromkeys(MEGATRON_CORE, (40_000_000, 1_000_000))
+"""Parameters of a bucket unless told otherwise: so many at least, and so many for every replica, where gradients are reduced behind
+the backward pass; without that all are one bucket (Megatron-Core, DistributedDataParallelConfig.bucket_size).
+"""
+
+
 class Overlap(Frozen):
     """Share of each kind of traffic that the stack can hide behind compute running at the same time (0 none, 1 all)."""
 
@@ -70,6 +76,8 @@ class Footprint(Frozen):
     separate_activation: bool = False  # a gated MLP keeps act(gate) beside gate, up and their product
     copied_attention: bool = False  # attention's output is copied into the order that its projection reads, and both stay
     score_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 4.0  # per score of unfused attention: scores, probabilities
+    dropout_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element that attention or an MLP adds to the
+    # residual stream: the mask of the dropout before it; 0 without dropout
     expert_inner_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0  # per value that an expert's activation reads
     norm_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element of a norm, beside its input and output
     replicated_embedding: bool = False  # TP leaves the embedding whole
@@ -105,6 +113,7 @@ class Stack(Frozen):
     scattered_p2p: bool = False  # without SP, TP ranks send a share of the activation each to the next stage, which gathers them
     blocking_p2p: bool = False  # a message between stages holds up both of them, and all ranks of a stage send at once
     zero1_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"  # of gradients, once per step
+    zero2_gathers: Literal["once", "every micro-batch"] = "once"  # of weights; FSDP lets go of them after every backward
     copies_reduced: Literal["every micro-batch", "last micro-batch"] = "last micro-batch"  # gradients between HSDP's copies
     pipeline_exchanges: Literal["once", "every micro-batch"] = "once"  # of FSDP's stages that stay gathered, whole gradients too
     overlap: Overlap = Overlap()
@@ -116,6 +125,8 @@ class Stack(Frozen):
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"  # of tokens on their way to experts; they come back in BF16
     expert_gemms: Literal["grouped", "one by one"] = "grouped"  # in one kernel, or a kernel for each expert
     gradient_bytes: Literal[2, 4] = 4  # of the accumulation buffer
+    gradient_bucket: PositiveInt | None = None  # parameters whose gradients data parallelism reduces in one message, where that is
+    # once per step, and whose weights it gathers in one; unset: the framework's own (OWN_BUCKETS)
     reduced_gradient_bytes: Literal[2, 4] | None = None  # of what data parallelism sends, where it is another width
     optimizer_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0  # fp32 main weight and two Adam moments
     footprint: Footprint = Footprint()
@@ -138,6 +149,7 @@ class Stack(Frozen):
     sequence_parallel: bool = True  # shards beside TP what TP leaves whole
     kv_replication: bool = True  # TP beyond the KV heads replicates them; without it kv_heads must divide
     expert_tensor_parallel: bool = True  # has its own ETP degree
+    experts_across_tp: bool = True  # EP takes ranks of TP too, rather than of dp·cp alone
     vocab_divisor: PositiveInt = 128  # vocabulary is padded to a multiple of this times tp
     efficiency: Figure  # what is left of the kernels' measured rate in a training step
     host_floor_dense_s: Figure  # host time to launch one dense layer, forward
@@ -182,6 +194,11 @@ class Stack(Frozen):
     def stalls(self) -> bool:
         """Whether stages wait for their messages beyond what the schedule of passes tells."""
         return self.blocking_p2p or bool(self.message_stall_s.value)
+
+    @property
+    def sends_buckets(self) -> bool:
+        """Whether it reduces gradients in buckets of a size that it can be told."""
+        return self.framework in OWN_BUCKETS and self.overlap.dp_gradients > 0
 
     @property
     def sent_gradient_bytes(self) -> float:
@@ -240,6 +257,13 @@ class Stack(Frozen):
     def _known_groups(cls, size: int, info: ValidationInfo) -> int:
         if size and info.data.get("framework") not in MEGATRON_CORE:
             raise ValueError(f"only {', '.join(MEGATRON_CORE)} are told how many micro-batches go through a chunk at a time")
+        return size
+
+    @field_validator("gradient_bucket")
+    @classmethod
+    def _known_buckets(cls, size: int | None, info: ValidationInfo) -> int | None:
+        if size and info.data.get("framework") not in OWN_BUCKETS:
+            raise ValueError(f"only {', '.join(OWN_BUCKETS)} are told how many parameters' gradients are reduced together")
         return size
 
     @field_validator("graph_modules", "graph_shares")

@@ -16,7 +16,9 @@ from .layout import SHARDINGS, Bools, Ints, Problem
 
 NONE, ZERO1, ZERO2 = (SHARDINGS.index(name) for name in ("none", "zero1", "zero2"))
 SENT_UNDER = {"dp_gradients": (NONE, ZERO1), "dp_parameters": (ZERO1, ZERO2)}
-"""Which shardings send once per step what a switch of `Overlap` would hide; further ones send it within the passes."""
+"""Which shardings send once per step what a switch of `Overlap` would hide; further ones send it within the passes, and FSDP's
+form of ZeRO-2 too.
+"""
 
 
 def names(problem: Problem) -> tuple[str, ...]:
@@ -34,7 +36,8 @@ def settings(problem: Problem, sharding: Ints) -> Ints:
     """How many settings there are, under each sharding, of the switches of what replicas send, where they talk at all."""
     found = np.ones(len(sharding), dtype=np.int64)
     for name in SENT_UNDER.keys() & names(problem):
-        found *= np.where(np.isin(sharding, SENT_UNDER[name]), 2, 1)
+        within = (sharding == ZERO2) & (problem.stack.zero2_gathers != "once")
+        found *= np.where(np.isin(sharding, SENT_UNDER[name]) & ~within, 2, 1)
     return found
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from .model import Frozen
 
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Tier = Literal["host", "pool", "peers"]
+"""What is offloaded goes to the host's memory, to that of the supernode's pool, or, of activations, to other stages' devices."""
 
 
 MEMORY_BAND = 0.15
@@ -48,7 +51,7 @@ class Workload(Frozen):
     demanded: tuple[str, ...] = ()
     inside: dict[str, tuple[str, ...]] = {}
     memory_margin: MemoryMargin = MemoryMargin()
-    offload_to: Literal["host", "pool"] = "host"  # what is offloaded: to the host's memory, or to that of the supernode's pool
+    offload_to: Tier = "host"
     activation_shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.0,)  # of the activations, that a plan may so offload
     reserved_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of every device, for caches and others' buffers
     expert_imbalance: Annotated[float, Field(ge=1, le=LARGEST_IMBALANCE)] = 1.1  # tokens of the fullest device over the mean

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil, comb, inf, log2
 
 import numpy as np
@@ -117,6 +118,8 @@ class Reference:
         self.sent_gradient = self.stack.reduced_gradient_bytes or self.stack.gradient_bytes
         self.recompute = Recompute.parse(layout.recompute)
         self.sharding, self.hsdp = parse_sharding(layout.optimizer_sharding)  # 0 none, 1 zero1, 2 zero2, 3 zero3, 4 hsdp
+        if self.sharding == 2 and layout.pp > 1 and self.keeps.gathered_stages:
+            self.sharding = 3  # stages that stay gathered from the first micro-batch to the last let weights go after neither pass
         self.offload, self.leaving = parse_offload(layout.offload)
         mtp = self.model.mtp.layers if self.model.mtp else 0
         self.heads = 1 + mtp
@@ -144,13 +147,11 @@ class Reference:
         curve = self.profile.gemm_curve(precision)
         efficiency = curve.e_max.value / ((1 + curve.m0.value / m) * (1 + curve.n0.value / n) * (1 + curve.k0.value / k))
         kernel_s = 2 * m * n * k * (groups or 1) / (self.device.peak_flops[precision].value * efficiency)
-        if groups is None:
-            kernel_s += curve.launch_s.value
+        if groups is None or self.stack.expert_gemms == "one by one":
+            kernel_s += (groups or 1) * curve.launch_s.value
         else:
             grouped = self.profile.grouped_gemm
             kernel_s = kernel_s / grouped.relative_efficiency.value + grouped.launch_s.value
-            if self.stack.expert_gemms == "one by one":
-                kernel_s += (groups - 1) * curve.launch_s.value
         roofline_s = self.memory_s(BF16 * (groups or 1) * (m * k + k * n + m * n))
         return max(kernel_s, roofline_s) / self.stack.efficiency.value
 
@@ -350,6 +351,7 @@ class Reference:
         assert isinstance(layer.mixer, Attention | LatentAttention)
         yield from self.mixer(layer.mixer)
         yield Op("residual", 0.0, 0.0, saved=self.hidden_bytes)
+        yield Op("dropout", 0.0, 0.0, saved=2 * self.keeps.dropout_bytes * self.tokens * h / self.sp)  # of attention, of the MLP
         dense = isinstance(layer.mlp, DenseMlp)
         yield self.norm("mlp_norm", h, self.gemm_input(h) if dense else self.linear * self.tokens * h / self.sp)
         if isinstance(layer.mlp, DenseMlp):
@@ -469,8 +471,7 @@ class Reference:
             return self._algorithm_s(name, ranks, sent, self.delivered(message, ranks), self.copying_s(name, ranks, copies))
         buffer = message.bytes * self._moe_mlp().top_k if routed else message.bytes
         once_s = self._algorithm_s(name, ranks, sent, buffer)
-        crossed = [i for i, (_, fan) in enumerate(at) if fan > 1]
-        if all(self.goes_straight(name, i) for i in crossed):
+        if any(self.goes_straight(name, i) for i in range(len(at))):  # on the levels where that can be, by steps on the others
             once_s = min(once_s, self._algorithm_s(f"{name}_direct", ranks, sent, buffer))
         return min(once_s, self.in_switches_s(message, ranks))
 
@@ -531,7 +532,8 @@ class Reference:
             fabrics.setdefault(level.efficiency_profile, 0.0)
             fabrics[level.efficiency_profile] += (sent[i] / links + local * copied[i]) / rate * ramp
             hop_s = curve.hop_latency_s.value if curve.hop_latency_s else level.latency_s.value
-            at_once = name in ("all_to_all", "moe_dispatch", "moe_combine") or name.endswith("_direct")
+            at_once = name in ("all_to_all", "moe_dispatch", "moe_combine")
+            at_once |= name.endswith("_direct") and self.goes_straight(name.removesuffix("_direct"), i)
             rings = i == 0 and curve.hop_latency_s is not None  # of servers were measured hop by hop
             steps = 1 if at_once else fan - 1 if rings else min(fan - 1, 2 * ceil(log2(fan)))
             if not name.endswith("_in_network"):  # which has its hop in the launch
@@ -576,11 +578,33 @@ class Reference:
         crossed = [i for i, (_, fan) in enumerate(self.place(ranks)) if fan > 1]
         if not crossed:
             return 0.0
-        level, curve = self.levels[crossed[-1]], self._curve("p2p", crossed[-1])
+        return self.message_across_s(crossed[-1], size)
+
+    def message_across_s(self, index: int, size: float) -> float:
+        """One message across a level."""
+        level, curve = self.levels[index], self._curve("p2p", index)
         rate = self.bandwidth(level) * curve.efficiency.value
-        rate /= self.peers(crossed[-1]) if level.kind == "full_mesh" else 1
+        rate /= self.peers(index) if level.kind == "full_mesh" else 1
         ramp = 1 + (self.half_bytes(curve, level) / max(size, 1.0)) ** curve.gamma.value
         return level.latency_s.value + curve.launch_s.value + size / rate * ramp
+
+    def between_stages_s(self, size: float) -> float:
+        """One message to the next stage: the mean edge of pipelines that cross most, wraps of interleaved ones in;
+        two stages beside the slowest edge take it twice for every two micro-batches, pp stages a mean one 2(pp−1) times for pp.
+        """
+        pipelines, pp, vpp = self.groups["pp"], self.layout.pp, self.layout.vpp
+        if pp == 1:
+            return 0.0
+        left = [pp - 1]  # edges that leave a unit of each level, innermost first
+        for unit in self.unit_sizes:
+            left.append(max(sum(a // unit != b // unit for a, b in pairwise(ranks)) for ranks in pipelines))
+        across = [
+            (self.message_across_s(i, size), before - after) for i, (before, after) in enumerate(pairwise(left)) if before > after
+        ]
+        slowest = across[-1][0]
+        wraps = 1 - 1 / vpp if self.layout.schedule == "interleaved" else 0.0
+        mean = (sum(seconds * count for seconds, count in across) + wraps * slowest) / (pp - 1 + wraps)
+        return max(mean, slowest * pp / (2 * (pp - 1))) if len(across) > 1 else slowest
 
     # ---- pieces --------------------------------------------------------------------------------------------------
 
@@ -733,11 +757,11 @@ class Reference:
         return any(fan > 1 for _, fan in self.place(ranks)[supernode + 1 :])
 
     def gathers_s(self, name: str, parameters: float, ranks: list[list[int]]) -> tuple[float, float]:
-        """Weights of a piece gathered in every micro-batch, forward and backward (ZeRO-3)."""
-        if self.sharding < 3 or (self.stays_gathered and self.once):
+        """Weights of a piece gathered in every micro-batch, forward and backward (ZeRO-3) or forward alone (FSDP's ZeRO-2)."""
+        if not self.gathers_forward or (self.stays_gathered and self.once):
             return 0.0, 0.0
         once_s = self.collective_s(Msg("dp", "all_gather", BF16 * parameters, 1, 1), ranks)
-        return once_s, 0.0 if self.is_root(name) and not self.keeps.root_resharded else once_s
+        return once_s, 0.0 if self.sharding == 2 or (self.is_root(name) and not self.keeps.root_resharded) else once_s
 
     def is_root(self, name: str) -> bool:
         """Whether a piece belongs to the root unit, which is gathered before all else and scattered after it."""
@@ -766,8 +790,12 @@ class Reference:
             behind = ("compute", "tp", "cp", "ep") if inside and self.leaves(ranks) else ("compute",)
             forward.parts["dp"] += gather_s - min(gather_s * share, sum(forward.parts[part] for part in behind))
             both_s = again_s + scatter_s
-            beside_s = sum(backward.parts[part] + recompute.parts[part] for part in behind)
+            beside_s = sum(backward.parts[part] for part in behind) + recompute.parts["compute"]
             backward.parts["dp"] += both_s - min(both_s * share, beside_s)
+
+    @property
+    def gathers_forward(self) -> bool:
+        return self.sharding >= 3 or (self.sharding == 2 and self.stack.zero2_gathers == "every micro-batch")
 
     @property
     def stays_gathered(self) -> bool:
@@ -822,9 +850,9 @@ class Reference:
         if len(self.chunks) > 1 and (self.model.tied_embeddings or self.model.mtp):
             with_mtp = [c for c, chunk in enumerate(self.chunks) if any(name == "mtp" for name, _ in chunk)]
             dense[with_mtp[0] if with_mtp else -1] += costs["embedding"].dense
-        p2p_s = self.p2p_s(self.groups["pp"], self.hidden_bytes)
+        p2p_s = self.between_stages_s(self.hidden_bytes)
         if self.stack.scattered_p2p and pp > 1 and not self.layout.sequence_parallel:
-            p2p_s = self.p2p_s(self.groups["pp"], self.hidden_bytes / self.layout.tp)
+            p2p_s = self.between_stages_s(self.hidden_bytes / self.layout.tp)
             p2p_s += self.message_s(Msg("tp", "all_gather", self.hidden_bytes, 1, 0))
         if self.layout.schedule == "interleaved":
             p2p_s *= 1 - self.stack.overlap.pp_interleaved
@@ -902,7 +930,7 @@ class Reference:
             elif self.waits and self.once:
                 seconds = self.collective_s(Msg("dp", "reduce_scatter", buffer, 1, 0), ranks)
                 gradients = {c: gradients[c] + seconds * held[c] / mean for c in chunks}
-            if self.sharding in (1, 2) or (self.stays_gathered and self.once):
+            if (self.sharding in (1, 2) and not self.gathers_forward) or (self.stays_gathered and self.once):
                 seconds = self.collective_s(Msg("dp", "all_gather", BF16 * mean, 1, 0), ranks)
                 weights = {c: weights[c] + seconds * held[c] / mean for c in chunks}
             if self.sharding == 4 and held is dense and not self.copies_each:

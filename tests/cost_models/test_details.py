@@ -160,8 +160,10 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
         wire.bytes[problem.cluster.supernode]["offload"] += size
     gradient = float(problem.stack.sent_gradient_bytes)
     shards, copies = reference.shards()
-    # none: all-reduce; zero1: scatter, gather; zero2: scatter per micro-batch; zero3, hsdp: two gathers per micro-batch too
-    scatters, gathers = {0: (0, 0), 1: (1, 1), 2: (m, 1), 3: (m, 2 * m), 4: (m, 2 * m)}[reference.sharding]
+    # none: all-reduce; zero1: scatter, gather; zero2: scatter per micro-batch; zero3, hsdp: two gathers per micro-batch too,
+    # of which FSDP's zero2 has the first
+    forward = m if reference.gathers_forward else 1
+    scatters, gathers = {0: (0, 0), 1: (1, 1), 2: (m, forward), 3: (m, 2 * m), 4: (m, 2 * m)}[reference.sharding]
     scatters = 1 if reference.waits and reference.once else scatters
     gathers = 1 if reference.stays_gathered and reference.once else gathers
     reduced = reference.sharding == 0 or (reference.sharding == 1 and problem.stack.zero1_reduction == "all_reduce")
@@ -219,6 +221,7 @@ LAYOUTS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "all-reduced gradients": ("llama-3.1-8b", "hgx-h100", None, {"tp": 2, "dp": 16, "optimizer_sharding": "none"}),
     "gradients scattered": ("llama-3.1-8b", "hgx-h100", "deepspeed", {"tp": 2, "dp": 16, "optimizer_sharding": "zero2"}),
     "fsdp": ("llama-3.1-8b", "hgx-h100", "torchtitan", {"dp": 32, "optimizer_sharding": "zero3"}),
+    "fsdp, gathered once per micro-batch": ("llama-3.1-8b", "hgx-h100", "torchtitan", {"dp": 8, "optimizer_sharding": "zero2"}),
     "fsdp that waits for the last micro-batch": (
         "llama-3.1-8b",
         "hgx-h100",
@@ -302,6 +305,21 @@ def test_traffic_equals_the_list_of_all_messages(name: str) -> None:
     outside = sum(size for level in supernode for size in expected.get(level, {}).values())
     whole = sum(size for by in expected.values() for name, size in by.items() if name != "offload")  # the pool is no device
     assert found.cross_supernode_share == pytest.approx(outside / whole, rel=exact)
+
+
+@pytest.mark.parametrize("words", [{"dp": 8, "tp": 2}, {"dp": 4, "tp": 2, "recompute": "full"}])
+def test_zero2_and_zero3_of_gathered_stages_are_one_program(words: dict[str, Any]) -> None:
+    """torchtitan's `never` and `default` both keep a pipeline's weights after forward, and torch's pipelining resharding and
+    gradient reduction off until the last backward: one time, one memory, one traffic.
+    """
+    problem = build_problem("llama-3.1-8b", "hgx-h100", 2 * words["dp"] * 2, 64, 4096, "torchtitan")
+    found = []
+    for sharding in ("zero2", "zero3"):
+        layout = Layout(pp=2, edp=words["dp"] * 2, num_microbatches=64 // words["dp"], optimizer_sharding=sharding, **words)
+        cost = CostModel(problem)
+        priced = detail(cost, with_default_stages(cost, layout))
+        found.append((priced.step_time_s, priced.stage_bytes, priced.traffic_gib))
+    assert found[0] == found[1]
 
 
 def wire_levels_outside(problem: Problem) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,17 @@ def test_update_keeps_documented_sections_and_is_reproducible(tmp_path: Path) ->
     assert path.read_text(encoding="utf-8") == text
     assert text.startswith("#")
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_figure_that_training_runs_gave_outlives_a_new_fit_of_the_table(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    path = tmp_path / "a100-80gb-sxm.yaml"
+    text = (PROFILES / path.name).read_text(encoding="utf-8")
+    given = "{value: 0.5, low: 0.4, high: 0.6, source: share that training runs sustain}"
+    path.write_text(re.sub(r"e_max: \{.*'fit: a100_sxm bfloat16.*\}", f"e_max: {given}", text, count=1), encoding="utf-8")
+    curve = update_profile(path, read_tables(tmp_path), DEVICES["a100-80gb-sxm"]).gemm["bf16"]
+    assert curve.e_max.value == 0.5
+    assert curve.n0.value == pytest.approx(GEMM_TRUTH["n0"], rel=0.2)
 
 
 def test_the_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

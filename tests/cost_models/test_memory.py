@@ -19,6 +19,7 @@ from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.search_spaces.inputs import build_problem, load_model, load_stack
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem, Split
 from paraplan.search_spaces.model import ModelSpec
+from paraplan.search_spaces.stack import Stack
 
 LLAMA2_7B = ModelSpec.model_validate(
     {
@@ -213,11 +214,28 @@ KORTHIKANTI = {"22B": (6144, 64, 48), "175B": (12288, 96, 96), "530B": (20480, 1
 
 
 def one_layer(h: int, heads: int, tp: int, sp: bool, recompute: str, kernel: str = "flash", s: int = 2048, b: int = 1) -> float:
-    """Bytes that one layer of GPT keeps for backward on a rank."""
+    """Bytes that one layer of GPT keeps for backward on a rank, without dropout."""
     stack = load_stack("megatron-lm").model_copy(update={"attention_kernel": kernel})
+    return kept_by(stack, h, heads, tp, sp, recompute, s, b)
+
+
+def kept_by(stack: Stack, h: int, heads: int, tp: int, sp: bool, recompute: str, s: int = 2048, b: int = 1) -> float:
+    """The same of a stack."""
     problem = build_problem(gpt(h, heads, 8), "hgx-a100", tp, b, s, stack)
     layout = Layout(tp=tp, edp=tp, micro_batch=b, sequence_parallel=sp, recompute=recompute)
     return float(layer_model(problem).pieces(LayoutTable.from_layouts([layout])).pieces["dense"].recomputed_bytes[0])
+
+
+@pytest.mark.parametrize("name", KORTHIKANTI)
+def test_the_stack_of_korthikanti_keeps_all_that_they_count(name: str) -> None:
+    """arXiv 2205.05198 table 2 with dropout: 34·sbh and 5·as²b, divided by t under TP and SP, but for 10·sbh without SP."""
+    (h, heads, _), s, b, t = KORTHIKANTI[name], 2048, 1, 8
+    stack, sbh, scores = load_stack("megatron-lm-2022"), s * b * h, 5 * heads * s**2 * b
+    assert kept_by(stack, h, heads, 1, False, "none") == pytest.approx(34 * sbh + scores, rel=1e-12)
+    assert kept_by(stack, h, heads, t, False, "none") == pytest.approx((10 + 24 / t) * sbh + scores / t, rel=1e-12)
+    assert kept_by(stack, h, heads, t, True, "none") == pytest.approx((34 * sbh + scores) / t, rel=1e-12)
+    assert kept_by(stack, h, heads, t, True, "selective:core_attn") == pytest.approx(34 * sbh / t, rel=1e-12)
+    assert kept_by(stack, h, heads, t, True, "full") == pytest.approx(2 * sbh / t, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", KORTHIKANTI)

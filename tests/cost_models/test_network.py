@@ -141,6 +141,52 @@ def test_a_message_to_a_neighbour_takes_longer_further_out() -> None:
         assert net.p2p_s(outwards, np.zeros(len(outwards))).tolist() == [0.0] * len(outwards)
 
 
+def one_f_one_b_s(edges: list[float], num_microbatches: int) -> float:
+    """1F1B of equal stages, forward 1 s and backward 2 s, pass by pass, with a message of its own length on every edge."""
+    pp = len(edges) + 1
+    ends: dict[tuple[str, int, int], float] = {}
+    free = [0.0] * pp
+    orders = []
+    for stage in range(pp):
+        warm = min(pp - 1 - stage, num_microbatches)
+        steady = [each for k in range(num_microbatches - warm) for each in (("f", warm + k), ("b", k))]
+        orders.append(
+            [*(("f", k) for k in range(warm)), *steady, *(("b", k) for k in range(num_microbatches - warm, num_microbatches))]
+        )
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order:
+                kind, k = order[0]
+                before = stage - 1 if kind == "f" else stage + 1
+                arrived = 0.0
+                if 0 <= before < pp:
+                    if (kind, k, before) not in ends:
+                        break
+                    arrived = ends[kind, k, before] + edges[min(stage, before)]
+                free[stage] = ends[kind, k, stage] = max(free[stage], arrived) + (1.0 if kind == "f" else 2.0)
+                order.pop(0)
+    return max(free)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+@pytest.mark.parametrize(("pp", "stride", "devices"), [(8, 4, 576), (8, 16, 1152), (16, 8, 1152), (12, 24, 576), (8, 48, 1152)])
+def test_stages_in_and_across_racks_talk_as_each_edge_does(pp: int, stride: int, devices: int, num_microbatches: int) -> None:
+    """Pipelines over racks of 72, some neighbours in one, some not: within 3 % of a replay of the worst pipeline, edge by edge,
+    where a message across takes a fifth of a forward; as if all edges crossed would be up to 8 % more.
+    """
+    net = network("gb200-nvl72", devices)
+    m, size = pp * num_microbatches, np.array([1e8])
+    at = net.crossing(Groups(np.array([pp]), np.array([stride])))
+    inside, across = (float(net.p2p_s(np.array([level]), size)[0]) for level in (1, 2))
+    scale = 0.2 / across
+    starts = [block * pp * stride + offset for block in range(devices // (pp * stride)) for offset in range(stride)]
+    patterns = {tuple((s + stride * e) // 72 != (s + stride * (e + 1)) // 72 for e in range(pp - 1)) for s in starts}
+    told = float(net.chain_s(at.edges, size, np.zeros(1))[0])
+    exact = max(one_f_one_b_s([scale * (across if out else inside) for out in pattern], m) for pattern in patterns)
+    assert one_f_one_b_s([scale * told] * (pp - 1), m) == pytest.approx(exact, rel=0.03)
+    assert one_f_one_b_s([0.2] * (pp - 1), m) > exact * 1.02
+
+
 def meshed(kind: str, devices: int = 64) -> Network:
     """Servers of 8 devices, fully meshed or behind a switch, nothing else different."""
     cluster = load_cluster("hgx-h100")
@@ -347,6 +393,61 @@ def test_small_messages_go_straight_over_a_mesh(name: str, direct: bool) -> None
     assert net.all_gather_s(at, large) == pytest.approx(
         net._collective("all_gather", at, net.ring_bytes(at, large), large), rel=0.01
     )
+
+
+def gathered(ranks: list[int], units: list[int], straight: list[bool]) -> tuple[np.ndarray, list[int]]:
+    """An all-gather message by message, outermost level first: shares that each rank sends across every level, (levels, ranks), and
+    steps in a row there. Straight over a level a rank sends what it has to every peer at once, else from neighbour to neighbour.
+    """
+    held = {rank: {rank} for rank in ranks}
+    sent, steps = np.zeros((len(units), len(ranks))), [0] * len(units)
+    inner = [1, *units[:-1]]
+    for level in range(len(units) - 1, -1, -1):
+        lanes: dict[tuple[int, int], list[int]] = {}
+        for rank in ranks:
+            lanes.setdefault((rank // units[level], rank % inner[level]), []).append(rank)
+        had = {rank: set(held[rank]) for rank in ranks}
+        for lane in lanes.values():
+            for place, rank in enumerate(lane):
+                for ahead in range(1, len(lane)):
+                    sent[level, ranks.index(rank)] += len(had[rank if straight[level] else lane[place - ahead + 1]])
+                    held[lane[(place + ahead) % len(lane)]] |= had[rank]
+            steps[level] = max(steps[level], min(len(lane) - 1, 1) if straight[level] else len(lane) - 1)
+    assert all(each == set(ranks) for each in held.values())
+    return sent, steps
+
+
+def in_three_supernodes() -> ClusterSpec:
+    """CloudMatrix384's dies in supernodes of 128: 384 of them are 2⁷·3."""
+    cluster = load_cluster("cloudmatrix-384")
+    levels = tuple(level.model_copy(update={"size": 128}) if level.name == "supernode" else level for level in cluster.levels)
+    return cluster.model_copy(update={"levels": levels})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "devices", "size", "stride"),
+    [
+        (load_cluster("mi355x"), 72, 72, 1),  # nine meshes of eight
+        (load_cluster("mi355x"), 32, 8, 4),  # two of each of four
+        (in_three_supernodes(), 384, 384, 1),
+        (in_three_supernodes(), 384, 24, 16),  # a die of every server
+    ],
+)
+def test_straight_inside_and_round_a_ring_outside(cluster: ClusterSpec, devices: int, size: int, stride: int) -> None:
+    """Next to no bytes take one hop on every level inside a supernode and steps around a ring, or up and down a tree, outside; all
+    send what a list of every message sends across each level.
+    """
+    net = network(cluster, devices)
+    at, small = net.crossing(Groups(np.array([size]), np.array([stride]))), np.array([1e-6])
+    straight = [index <= net.supernode for index in range(len(net.levels))]
+    sent, steps = gathered([stride * rank for rank in range(size)], [min(unit, devices) for unit in net.sizes], straight)
+    assert net.ring_bytes(at, np.array([float(size)]))[:, 0] == pytest.approx(sent.mean(axis=1))
+    assert np.ptp(sent, axis=1).max() == 0  # none sends more than another
+    curves = net._curves("all_gather_direct")
+    by_hand_s = curves.launch_s[-1] + sum(np.minimum(steps, np.maximum(at.tree_steps[:, 0], 1)) * net.latency)
+    assert net.all_gather_s(at, small)[0] == pytest.approx(by_hand_s, rel=1e-4)
+    ringed_s = curves.launch_s[-1] + sum(np.minimum(at.fan - 1, at.tree_steps)[:, 0] * net.latency)
+    assert (by_hand_s < ringed_s) == bool((at.fan[: net.supernode + 1] > 2).any())
 
 
 def test_trays_of_a_rack_reduce_in_its_switches() -> None:

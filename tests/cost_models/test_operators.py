@@ -45,7 +45,7 @@ def random_layouts(name: str) -> tuple[Layout, ...]:
     rng, space, cost = np.random.default_rng(0), Space(problem), CostModel(problem)
     used = np.nonzero(space.layouts_per_frame)[0]
     found = []
-    for frame in rng.choice(used, 30):
+    for frame in rng.choice(used, 18):
         table, _ = space.layouts(np.array([frame]))
         layout = table.layout(int(rng.integers(len(table))), problem.model.num_layers)
         found.append(with_default_stages(cost, layout))

@@ -118,8 +118,12 @@ def test_gemm_curves_meet_measured_points(dtype: str) -> None:
         name, precision = SYSTEMS[system], GEMM_DTYPES[dtype]
         shipped = load_profile(name)
         m, n, k, measured = (column(rows, key) for key in ("m", "n", "k", "latency_us"))
-        error = abs(gemm_s(shipped.gemm[precision], DEVICES[name].peak_flops[precision], m, n, k) / (measured * 1e-6) - 1)
-        recorded = shipped.provenance.errors[f"gemm.{precision}"]
+        curve, recorded = shipped.gemm[precision], shipped.provenance.errors[f"gemm.{precision}"]
+        ratio = gemm_s(curve, DEVICES[name].peak_flops[precision], m, n, k) / (measured * 1e-6)
+        if not curve.e_max.source.startswith("fit:"):  # training runs say what is sustained, the table how it grows with sizes
+            assert np.median(ratio) < 1, f"{system}: kernels of training that are slower than a serving path's"
+            ratio = ratio / np.median(ratio)
+        error = abs(ratio - 1)
         assert np.median(error) < 2 * recorded.held_out_median, system  # 32 points: the median itself scatters
         assert np.quantile(error, 0.75) < 1.3 * recorded.held_out_p90, system
 

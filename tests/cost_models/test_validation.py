@@ -67,7 +67,12 @@ def test_every_stack_and_cluster_of_the_vocabulary_is_in_the_catalog() -> None:
     ("column", "cell", "expected"),
     [
         ("precision", "mxfp8", "fp8 fp8"),
+        ("precision", "MXFP8 (E4M3)", "fp8 fp8"),
+        ("precision", "fp8 e4m3 blockwise", "fp8 fp8"),
+        ("precision", "fp8_mx", "fp8 fp8"),
         ("precision", "fp8-cs", "fp8 fp8_tensor"),
+        ("precision", "float8", "fp8 fp8_tensor"),
+        ("precision", "mixed bf16", "bf16 bf16"),
         ("precision", "NVFP4", "fp4 fp4"),
         ("precision", "", "bf16 bf16"),
         ("recompute", "", "none"),

@@ -185,6 +185,20 @@ def test_hsdp_offers_the_units_of_every_level_that_the_ranks_divide() -> None:
     assert {layout.optimizer_sharding for layout in layouts_of(within)} == {"zero2", "zero3"}
 
 
+def test_shardings_that_run_one_program_in_a_pipeline_are_listed_once() -> None:
+    """torchtitan's stages stay gathered under ZeRO-2 as under ZeRO-3, which stands for both unless it is forbidden."""
+
+    def found(pp: int, **limits: str) -> set[str]:
+        words = f"tp=2,pp={pp},cp=1,micro_batch=1"
+        problem = build_problem("llama-3.1-8b", "hgx-h100", 8, 16, 4096, "torchtitan", fix=words, **limits)  # type: ignore[arg-type]
+        return {layout.optimizer_sharding for layout in layouts_of(problem)}
+
+    assert found(1) == {"zero2", "zero3"}
+    assert found(2) == {"zero3"}
+    assert found(2, forbid="optimizer_sharding==zero3") == {"zero2"}
+    assert "(in a pipeline zero2 is zero3)" in Space(build_problem("llama-3.1-8b", "hgx-h100", 8, 16, 4096, "torchtitan")).words
+
+
 def test_more_than_half_of_the_devices_work_unless_the_batch_is_too_small() -> None:
     frames = Space(small(devices=12)).frames
     used = frames.tp * frames.cp * frames.pp * frames.dp

@@ -343,6 +343,11 @@ def test_fix_brings_values_to_their_normal_form() -> None:
         "tp": ("4", "8"),
         "sequence_parallel": ("true",),
     }
+    assert parse_fix("mb=2,sp=on,pp_schedule=1f1b") == {
+        "micro_batch": ("2",),
+        "sequence_parallel": ("true",),
+        "schedule": ("1f1b",),
+    }
     assert parse_fix("") == {}
 
 
@@ -357,7 +362,7 @@ def test_fix_brings_values_to_their_normal_form() -> None:
         ("tp=" + "9" * 5000, "must be a whole number"),
         ("tp=²", "must be a whole number"),
         ("tpp=8", "'tpp' is not a column; did you mean 'tp'"),
-        ("mb=1", "did you mean 'micro_batch'"),
+        ("mbs=1", "did you mean 'micro_batch'"),
         ("tensor-model-parallel-size=8", "did you mean 'tp'"),
         ("--pipeline_parallel_degree=8", "did you mean 'pp'"),
         ("expert_tensor_parallel_size=2", "did you mean 'etp'"),
@@ -558,3 +563,10 @@ def test_products_are_exact_or_refused() -> None:
         list(user_rules(build_problem("llama-3.1-8b", "hgx-h100", 8, 32, 4096, forbid="999999999*999999999 > tp or pp > 2")))
     wide = build_problem("llama-3.1-8b", "hgx-h100", 16384, 16384, 4096, constraint="tp*cp*pp*dp*micro_batch <= 16384*16384")
     assert any(rule.scope == "user" for rule in user_rules(wide))
+
+
+def test_what_no_framework_is_told_is_refused_beside_a_named_one() -> None:
+    asked = ("llama-3.1-8b", "hgx-h100", 16, 64, 4096)
+    with pytest.raises(InputError, match="offload-to = peers: megatron-lm has no option for it"):
+        build_problem(*asked, framework="megatron-lm", offload_to="peers")
+    assert build_problem(*asked, "megatron-lm", offload_to="peers").workload.offload_to == "peers"

@@ -90,8 +90,11 @@ def corpus() -> tuple[Problem, ...]:
         build_problem(MLA_MODEL, "hgx-h100", 32, 24, 4096, "torchtitan"),
         build_problem(COMPRESSED_MODEL, "gb200-nvl72", 216, 64, 60, "deepspeed"),
         build_problem(HYBRID_MODEL, "atlas-800t-a2", 32, 64, 4096, "mindformers", inside="server:tp"),
-        build_problem(MOE_MODEL, "hgx-h100", 12, 64, 4096, "nanotron"),
+        build_problem(MOE_MODEL, "hgx-h100", 12, 64, 4096, "nanotron", offload_to="peers"),
         build_problem(DENSE_MODEL, "hgx-h100", 64, 48, 4096, load_stack("megatron-lm").model_copy(update={"microbatch_group": 4})),
+        build_problem(
+            MOE_MODEL, "hgx-h100", 16, 64, 4096, load_stack("mindformers").model_copy(update={"experts_across_tp": False})
+        ),
     )
 
 
