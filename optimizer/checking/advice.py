@@ -8,11 +8,12 @@ from ...cost_models.memory import GIB
 from ...cost_models.operation import FP32
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.layout import Layout, Problem, parse_offload
+from ..readers import Job
 from ..reports import wording
 from .legality import Known
 
 
-def advice(known: Known, cluster: ClusterSpec | None, problem: Problem | None, layout: Layout) -> Iterator[str]:
+def advice(job: Job, known: Known, cluster: ClusterSpec | None, problem: Problem | None, layout: Layout) -> Iterator[str]:
     """What is legal but costs: bubbles, TP or EP that leave a supernode, host memory."""
     values = known.values
     count, pp, vpp = values.get("num_microbatches"), values["pp"], values["vpp"]
@@ -28,7 +29,8 @@ def advice(known: Known, cluster: ClusterSpec | None, problem: Problem | None, l
     if size is not None and cluster is not None:
         for name, span in (("TP", values["tp"]), ("EP", values["ep"] * values["etp"])):
             if span > size:
-                outside = f"{name} groups span {span} devices, more than the {size} of one {cluster.supernode}"
+                unit = "supernode of the job" if job.supernode_size is not None else cluster.supernode
+                outside = f"{name} groups span {span} devices, more than the {size} of one {unit}"
                 yield f"{outside}: they talk over the slower network"
     if problem is not None and layout.offload != "none":
         yield from _host_memory(problem, layout)

@@ -9,7 +9,7 @@ from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import Layout, Split, Stage
 from ..readers import Job, SplitWish
 from ..readers.keyed import differences, has_keys
-from ..readers.restating import Pair, can_be_said, followers, recompute_written, stages_restated
+from ..readers.restating import Pair, as_written, can_be_said, followers, recompute_written, stages_restated
 from ..readers.spelling import spelled, trained_spelled
 from ..readers.splits import cut, even_counts, first_last_counts
 from ..waterfall import Decision
@@ -66,7 +66,7 @@ def _keyed(job: Job, before: Layout, after: Layout, columns: Sequence[str]) -> d
 
 def _pairs(job: Job, before: Layout, after: Layout, column: str, columns: Sequence[str]) -> list[Pair]:
     """One column's options; with the first that shapes the pipeline goes how its stages are cut, where that has to be said."""
-    said = [spelled(job.format, layout, column) for layout in (before, after)]
+    said = [spelled(job, layout, column) for layout in (before, after)]
     if column == "devices_used" and job.devices and "dp" not in job.degrees:  # dp follows, also where it does not come out whole
         said[0] = f"{job.devices} processes"
     if column == "recompute" and (written := recompute_written(job.written)):
@@ -75,7 +75,7 @@ def _pairs(job: Job, before: Layout, after: Layout, column: str, columns: Sequen
         return [(said[0], said[1])] if said[0] != said[1] else []
     shaping = next((name for name in columns if name in SHAPING), None)
     if column == "etp" and "etp" not in job.written:
-        said[0] = f"no {said[1].split(' ')[0]}"
+        said[0] = as_written(job, "etp")
     pairs = [] if column in ("vpp", "stages") else [(said[0], said[1])]
     pairs += [*followers(job, after, column, columns), *(stages_restated(job, after) if column == shaping else [])]
     return [pair for pair in pairs if pair[0] != pair[1]]

@@ -13,27 +13,31 @@ from ...cost_models.profile import load_profile
 from ...cost_models.step import CostModel
 from ...search_spaces.choices import PRICED_CP_TYPES
 from ...search_spaces.cluster import ClusterSpec
+from ...search_spaces.degraded import spreads
 from ...search_spaces.errors import Infeasible
-from ...search_spaces.inputs import OF_THE_SEARCH, build_problem, load_cluster
+from ...search_spaces.inputs import OF_THE_SEARCH, load_cluster
 from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import model_constants
 from ...search_spaces.stack import Stack
 from ..assumptions import assumptions
 from ..evaluation import evaluate, price_layout, switched
+from ..leftover import on, words_of
 from ..planner import plan
 from ..readers import Finding, Job, read_job
 from ..readers.options import may_shape_the_model
 from ..readers.spelling import overlap_spelled
 from ..readers.splits import uneven_remedy
+from ..reports.wording import seconds
 from ..result import PricedLayout
 from ..waterfall import changed_columns, term_bars, waterfall
 from .advice import advice
 from .changes import changes, nearest_words, proposed, with_shares
 from .checked import Change, Checked, Fit, Mended
-from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_asked_mtp, with_recipe
+from .job_layout import filled, given_of, laid_out, model_of, stack_of, stands_in, with_asked_mtp, with_recipe
 from .legality import TRAINED, Broken, Known, broken_rules, known_of, left_to_recipe, nearest, not_judged
 from .mending import breaking_term, mends, recut
+from .problem_of import levels_left_out, problem_of, search_limits
 from .tolerance import Tolerance, judge
 
 Progress = Callable[[str, float], None]
@@ -89,7 +93,10 @@ def check(
     machine = machine or (job.problem.cluster if job.problem else None)
     spec, said_of_mtp = with_asked_mtp(job, model_of(job, model))
     software = stack_of(job, machine, stack, framework, framework_version)
+    if software is not None and software.framework == job.format:
+        job = replace(job, version=software.version)
     job, left_open = with_recipe(job, spec)
+    said_of_version = stands_in(software, framework_version)
     layout, dp, split, cut_wrong = laid_out(job, spec, software)
     known = known_of(job, layout, dp, split, spec, software, machine)
     known = replace(known, rules=tuple(rule for rule in known.rules if not left_open or rule.id != "C060"))
@@ -102,22 +109,25 @@ def check(
     made = [proposed(job, layout, change, known.dp_follows, known.values.get("layers"), mtp) for change in near]
     missing = [*_other_training(job), *_missing(job, spec, machine, software)][:1]
     unpriced = [*missing, *_unpriceable(job, layout, dp, broken)]
-    said = [*job.assumptions, *said_of_mtp]
+    said = [*job.assumptions, *said_of_mtp, *said_of_version]
     problem = priced = found = curves = None
     if spec is not None and machine is not None and software is not None and not missing:
-        problem = _problem(job, spec, machine, software, memory_margin, expert_imbalance, vocab_size)
+        problem = problem_of(job, spec, machine, software, memory_margin, expert_imbalance, vocab_size)
+        said += levels_left_out(job.problem, machine)
         curves = load_profile(machine.accelerator.name, profile)
         said += [each for each in assumptions(problem, curves, profile) if each not in (*said, *OF_THE_SEARCH)]
     if problem is not None and not unpriced:
         try:
-            priced, _ = evaluate(problem, layout, profile=profile, replayed=False)
+            problem, priced, lies = _where_fastest(problem, layout, profile)
+            said += lies
         except Infeasible as error:
             unpriced += error.reasons or (error.summary,)
     cost = CostModel(problem, curves) if problem is not None and curves is not None else None
     fit = _fit(job, CostModel(switched(problem, layout), curves), priced) if problem and curves and priced else None
     if best and problem is not None:
         found = _best(problem, profile, time_limit_s, progress)
-        said += [f"in the search for the best layout, {each}" for each in problem.assumptions if each in OF_THE_SEARCH]
+        taken = (*(each for each in problem.assumptions if each in OF_THE_SEARCH), *search_limits(problem))
+        said += [f"in the search for the best layout, {each}" for each in taken]
     start = priced
     if priced is None and problem is not None:
         start = _nearest_priced(problem, near, made, profile)
@@ -151,7 +161,7 @@ def check(
             *_other_model(job, spec, model),
             *_other_supernode(job, machine),
             *(each.sentence for each in job.advice),
-            *advice(known, machine, problem, layout),
+            *advice(job, known, machine, problem, layout),
         ),
         judged=len(known.judged),
         not_judged=(*not_judged(known), *left_open),
@@ -230,8 +240,9 @@ def _other_training(job: Job) -> Iterator[str]:
 
 def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, stack: Stack | None) -> Iterator[str]:
     """What is not known and a price needs, in one sentence."""
+    why = f"; {job.no_model}" if job.no_model else ""
     inputs = {
-        f"a model (MODEL{f'; {job.no_model}' if job.no_model else ''})": model,
+        f"a model (MODEL{', or --vocab-size for the one that it describes' if job.with_vocabulary else why})": model,
         "a cluster (--cluster)": cluster,
         "a framework (--framework or --stack)": stack,
         "the number of devices (--devices)": job.devices,
@@ -255,32 +266,6 @@ def _unpriceable(job: Job, layout: Layout, dp: int | None, broken: Sequence[Brok
         yield "A layout whose stages cannot be cut has no price."
     elif any(each.rule == "C002" for each in broken):
         yield "A layout whose expert grid does not fit its devices has no price."
-
-
-def _problem(
-    job: Job,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    stack: Stack,
-    memory_margin: float | None,
-    expert_imbalance: float | None,
-    vocab_size: int | None,
-) -> Problem:
-    """The problem that the job is a layout of. Stages that its own configuration lists can be said, in one form or another."""
-    free = not job.split.free and not job.split.even and not stack.cuts_freely(vpp=2)
-    software = stack.model_copy(update={"split_forms": tuple(dict.fromkeys((*stack.split_forms, "layout")))}) if free else stack
-    return build_problem(
-        model,
-        cluster,
-        job.devices or 1,
-        job.global_batch or 1,
-        job.seq_len or 1,
-        software,
-        job.precision or "bf16",
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        vocab_size=vocab_size,
-    )
 
 
 def _fit(job: Job, cost: CostModel, priced: PricedLayout) -> Fit:
@@ -316,10 +301,23 @@ def _words(found: Iterable[Change]) -> tuple[tuple[str, str], ...]:
     return tuple((each.before, each.after) for each in found)
 
 
+def _where_fastest(problem: Problem, layout: Layout, profile: str | None) -> tuple[Problem, PricedLayout, tuple[str, ...]]:
+    """The problem with its devices on supernodes as the layout is fastest, its price there, and what that takes for granted."""
+    asked = problem.devices
+    lying = [on(problem, count, cluster) for count, cluster in spreads(problem.cluster, asked) if count == asked]
+    priced = [evaluate(each, layout, profile=profile, replayed=False)[0] for each in lying]
+    steps = [each.step_time_s for each in priced]
+    place = steps.index(min(steps))
+    if steps[place] > steps[0] * (1.0 - SAME):
+        return problem, priced[0], ()
+    own, usual = (words_of(each.cluster, each.devices) for each in (lying[place], lying[0]))
+    return lying[place], priced[place], (f"the devices are {own}: with {usual} the job takes {seconds(steps[0])}",)
+
+
 def _best(problem: Problem, profile: str | None, time_limit_s: float | None, progress: Progress | None) -> Any:
     """The best plan of the problem, or the Infeasible that says why there is none."""
     try:
-        return plan(problem, profile=profile, top=1, time_limit_s=time_limit_s, progress=progress)
+        return plan(problem, profile=profile, top=1, spread=False, time_limit_s=time_limit_s, progress=progress)
     except Infeasible as error:
         return error
 

@@ -18,7 +18,8 @@ from ...search_spaces.choices import divisors
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.conditions import at_most, divides, equal, known, nearest_two
 from ...search_spaces.expressions import Column, Expression, Words, evaluate, names_in, product
-from ...search_spaces.layout import COLUMNS, Layout, LayoutTable, Split
+from ...search_spaces.layout import COLUMNS, Layout, LayoutTable, Split, parse_offload
+from ...search_spaces.limits import offload_rules
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import (
     DERIVED,
@@ -27,6 +28,7 @@ from ...search_spaces.quantities import (
     WORDS,
     cluster_constants,
     fillable_chunks,
+    lending_constants,
     model_constants,
     most_chunks,
     split_form,
@@ -64,7 +66,7 @@ MODEL_NAMES = frozenset(
 )
 STACK_NAMES = frozenset(
     {"kv_replication", "expert_tensor_parallel", "optimizer_can_offload", "recompute_block", "splits_free", "splits_first_last"}
-    | {"splits_list", "recompute_by_chunk"}
+    | {"splits_list", "recompute_by_chunk", "experts_across_tp"}
 )
 SPLITS = ("splits_free", "splits_first_last", "splits_list")
 NEEDS = {
@@ -156,6 +158,7 @@ def known_of(
     values = {**(model_constants(model) if model else dict(job.sizes)), **_machine(job, cluster)}
     if stack is not None:
         values |= stack_constants(stack)
+    values |= lending_constants(_offload_to(job))
     if model is not None and stack is not None:
         values["most_chunks"] = most_chunks(model, stack)
     elif "layers" in values:
@@ -181,7 +184,7 @@ def known_of(
     levels = cluster.levels if cluster is not None else ()
     units = {f"unit_{level.name}": f"the {{}} devices of one {level.name}" for level in levels}
     words = Words({**WORDS.phrases, **units}, WORDS.codes, WORDS.settings, WORDS.columns)
-    return Known(values, tuple(_binding(job, stack)), "dp" not in job.degrees, words, sayable)
+    return Known(values, tuple(_binding(job, layout, stack, cluster)), "dp" not in job.degrees, words, sayable)
 
 
 def _machine(job: Job, cluster: ClusterSpec | None) -> dict[str, int]:
@@ -211,8 +214,15 @@ def _columns(layout: Layout, dp: int | None, has_micro_batch: bool, global_batch
     return found
 
 
-def _binding(job: Job, stack: Stack | None) -> Iterator[Rule]:
-    """The rulebook's rules for the job's framework, its grid's rule, and TP inside a supernode where the job names those."""
+def _offload_to(job: Job) -> str:
+    """Where what it offloads goes: to the host, unless a plan says otherwise."""
+    return job.problem.workload.offload_to if job.problem is not None else "host"
+
+
+def _binding(job: Job, layout: Layout, stack: Stack | None, cluster: ClusterSpec | None) -> Iterator[Rule]:
+    """The rules that bind a job: the rulebook's for its framework, its grid's, TP inside a supernode where it names those, and
+    those of activations that it offloads.
+    """
     yield GRID_GIVEN if "dp" in job.degrees else GRID_FOLLOWS
     if job.supernode_size is not None:
         yield TP_INSIDE
@@ -222,6 +232,8 @@ def _binding(job: Job, stack: Stack | None) -> Iterator[Rule]:
         bound = isinstance(rule.scope, Frameworks) and stack is not None and rule.scope.bind(stack)
         if rule.id not in NOT_JUDGED_HERE and (bound or rule.scope in ("arithmetic", "topology")):
             yield rule
+    if stack is not None and parse_offload(layout.offload)[1] > 0:
+        yield from offload_rules(stack, cluster.supernode if cluster is not None else "supernode", _offload_to(job))
 
 
 def broken_rules(found: Known) -> list[Broken]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...search_spaces.errors import Infeasible, InputError
+from ...search_spaces.layout import parse_offload
 from ..result import Plan
 from ..writing import write_folder
 from . import deepspeed, job, megatron_bridge, megatron_lm, mindformers, mindspeed_llm, process_groups, torchtitan
@@ -27,7 +28,10 @@ def render(plan: Plan, framework: str, framework_version: str | None = None) -> 
     """
     if framework not in EXPORTERS:
         raise InputError(f"framework {framework!r} is not one of {', '.join(EXPORTERS)}")
-    stack = plan.problem.stack
+    layout, stack = plan.plan.layout, plan.problem.stack
+    if framework != process_groups.FRAMEWORK and plan.problem.workload.offload_to == "peers" and parse_offload(layout.offload)[1]:
+        said = f"{framework} has no option that keeps a stage's activations on another's devices; plan without --offload-to peers"
+        raise Infeasible(f"offload = {layout.offload}: {said}")
     version = framework_version or (stack.version if stack.framework == framework else None)
     return EXPORTERS[framework](plan, version)
 

@@ -42,6 +42,7 @@ IMPORTS = {
     "forward_step": "from megatron.bridge.training.gpt_step import forward_step",
     "get_mixed_precision_config": "from megatron.bridge.training.mixed_precision import get_mixed_precision_config",
     "pretrain": "from megatron.bridge.training.pretrain import pretrain",
+    "quick_gelu": "from megatron.core.fusions.fused_bias_geglu import quick_gelu",
     "AttnBackend": "from megatron.core.transformer.enums import AttnBackend",
 }
 """What the program imports if it uses the name."""

@@ -46,6 +46,11 @@ class Architecture:
         return all(part.gated for part in (self.dense, self.moe) if part)
 
     @property
+    def clamped(self) -> bool:
+        """Whether the inputs of experts' activation are clamped."""
+        return self.moe is not None and self.moe.clamped
+
+    @property
     def kv_heads(self) -> int:
         return self.attention.kv_heads if isinstance(self.attention, Attention) else self.attention.heads
 
@@ -159,10 +164,7 @@ def size_settings(asked: MegatronRequest, layers: int) -> Settings:
     if asked.speaks.has("max_positions"):
         settings.append(put("max_positions", max(spec.max_position_embeddings, seq_len)))
     settings += [put("positions", "learned_absolute" if spec.learned_positions else "rope"), put("norm", spec.norm)]
-    if model.gated:
-        settings.append(put("gated"))
-    if asked.speaks.has("activation"):
-        settings.append(put("activation", "silu" if model.gated else "gelu"))
+    settings += _activation(asked)
     if not model.all_biases:
         settings.append(put("no_bias"))
         if isinstance(model.attention, Attention) and model.attention.qkv_bias:
@@ -170,6 +172,23 @@ def size_settings(asked: MegatronRequest, layers: int) -> Settings:
     if not spec.tied_embeddings:
         settings.append(put("untied"))
     return settings + _vocabulary(asked)
+
+
+CLAMPED = {"activation_clamp": 7.0, "gate_offset": 1.0}
+"""gpt-oss's gate: both projections cut off at 7, and 1 added to the linear one (swiglu_limit of its config.json; the same two in
+Megatron-LM's examples/gptoss)."""
+
+
+def _activation(asked: MegatronRequest) -> Settings:
+    """SwiGLU or GELU; clamped gates are quick GELU's, with an offset. Infeasible for a version that cannot clamp."""
+    model, speaks = asked.architecture, asked.speaks
+    if model.clamped:
+        settings = speaks.sets(**CLAMPED)
+        if speaks.has("activation"):
+            return [*settings, speaks.set("gated"), speaks.set("activation", "quick_gelu")]
+        return [*settings, speaks.set("quick_gated")]
+    settings = speaks.sets(gated=model.gated)
+    return [*settings, *speaks.sets(activation="silu" if model.gated else "gelu")] if speaks.has("activation") else settings
 
 
 def vocabulary_sizes(asked: MegatronRequest) -> tuple[int, int]:

@@ -103,11 +103,13 @@ def tp_overlap_settings(asked: MegatronRequest) -> Settings:
 
 
 def overlap_settings(asked: MegatronRequest, gradients: str = "dp_gradients", parameters: str = "dp_parameters") -> Settings:
-    """Data-parallel traffic beside compute: gradients, and with sharded states the parameters' gathering too."""
+    """Data-parallel traffic beside compute, in buckets of the stack's size: gradients, and with sharded states the parameters'
+    gathering too.
+    """
     if not asked.overlaps(gradients):
         return []
     gathered = asked.layout.optimizer_sharding != "none" and asked.overlaps(parameters)
-    return asked.speaks.sets(overlap_gradients=True, overlap_parameters=gathered)
+    return asked.speaks.sets(overlap_gradients=True, overlap_parameters=gathered, gradient_bucket=asked.stack.gradient_bucket)
 
 
 def optimizer_precision_settings(asked: MegatronRequest) -> Settings:

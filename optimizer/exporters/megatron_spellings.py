@@ -49,6 +49,7 @@ MEGATRON_LM: dict[str, tuple[Spelling, ...]] = {
     "checkpoint_format": (Spelling("--ckpt-format"),),
     "overlap_gradients": (Spelling("--overlap-grad-reduce"),),
     "overlap_parameters": (Spelling("--overlap-param-gather"),),
+    "gradient_bucket": (Spelling("--ddp-bucket-size"),),
     "gradients_fp32": (Spelling("--accumulate-allreduce-grads-in-fp32"),),
     "gradients_bf16": (Spelling("--grad-reduce-in-bf16"),),
     "precise_optimizer": (Spelling("--use-precision-aware-optimizer"),),
@@ -89,6 +90,9 @@ MEGATRON_LM: dict[str, tuple[Spelling, ...]] = {
     "positions": (Spelling("--position-embedding-type"),),
     "norm": (Spelling("--normalization", values={"rms": "RMSNorm", "layer": "LayerNorm"}),),
     "gated": (Spelling("--swiglu"),),
+    "quick_gated": (Spelling("--quick-geglu", since=(0, 15)),),
+    "gate_offset": (Spelling("--glu-linear-offset", since=(0, 15)),),
+    "activation_clamp": (Spelling("--activation-func-clamp-value", since=(0, 15)),),
     "no_bias": (Spelling("--disable-bias-linear"),),
     "qkv_bias": (Spelling("--add-qkv-bias"),),
     "untied": (Spelling("--untie-embeddings-and-output-weights"),),
@@ -253,6 +257,7 @@ MEGATRON_BRIDGE: dict[str, tuple[Spelling, ...]] = {
     "checkpoint_format": (Spelling("checkpoint.ckpt_format"),),
     "overlap_gradients": (Spelling("ddp.overlap_grad_reduce"),),
     "overlap_parameters": (Spelling("ddp.overlap_param_gather"),),
+    "gradient_bucket": (Spelling("ddp.bucket_size"),),
     "gradients_fp32": (Spelling("mixed_precision.grad_reduce_in_fp32"),),
     "gradients_bf16": (Spelling("mixed_precision.grad_reduce_in_fp32", on=False),),
     "precise_optimizer": (Spelling("optimizer.use_precision_aware_optimizer"),),
@@ -290,7 +295,14 @@ MEGATRON_BRIDGE: dict[str, tuple[Spelling, ...]] = {
     "fp4": (Spelling("mixed_precision", values={"e2m1": "bf16_with_nvfp4_mixed"}),),
     "max_positions": ABSENT,  # the table of learned positions is as long as seq_length
     "gated": (Spelling("model.gated_linear_unit"),),
-    "activation": (Spelling("model.activation_func", convert=lambda name: Code(f"torch.nn.functional.{name}")),),
+    "quick_gated": ABSENT,  # the function says it
+    "activation": (
+        Spelling(
+            "model.activation_func",
+            values={"quick_gelu": Code("quick_gelu")},
+            convert=lambda name: Code(f"torch.nn.functional.{name}"),
+        ),
+    ),
     "no_bias": (Spelling("model.add_bias_linear", on=False),),
     "untied": (Spelling("model.share_embeddings_and_output_weights", on=False),),
     "padded_vocab": ABSENT,

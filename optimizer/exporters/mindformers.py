@@ -171,7 +171,7 @@ def _notes(asked: Request) -> Iterator[str]:
 
 
 def _problems(asked: Request) -> Iterator[str]:
-    layout, spec, recompute = asked.layout, asked.spec, asked.recompute
+    layout, spec = asked.layout, asked.spec
     if asked.problem.cluster.accelerator.vendor != "huawei":
         yield f"MindSpore Transformers trains on Ascend, not on {asked.problem.cluster.accelerator.name}"
     if _architecture(spec) is None:
@@ -195,8 +195,9 @@ def _problems(asked: Request) -> Iterator[str]:
     filled = asked.counts[1:] if layout.schedule == "zb-v" else asked.counts[1:-1]
     if min(filled, default=1) < 1:
         yield "a chunk without layers: only the first and the last may have none, and of a V shape the first"
-    if recompute and recompute.mode in (SELECTIVE, FULL_UNIFORM):
-        yield f"recompute {recompute}: it recomputes whole layers, the first of every stage; plan with full:block:K, full or none"
+    parted = [words for words, recompute in asked.planned_recompute.items() if recompute.mode in (SELECTIVE, FULL_UNIFORM)]
+    if parted:
+        yield f"recompute {parted[0]}: it recomputes whole layers, the first of every stage; plan with full:block:K, full or none"
     if asked.offload[1] or asked.offload[0] not in (0.0, 1.0):
         yield f"offload {layout.offload}: optimizer.swap moves all optimizer states or none"
     if asked.precision not in ("bf16", "fp16"):

@@ -69,9 +69,7 @@ class Laid(ABC):
         Chunks may differ in depth as far as one K allows: min(K, layers) is a chunk's depth.
         """
         chunks = [chunk for stage in self.layout.stages for chunk in stage.chunks if chunk.layers]
-        if not chunks:
-            return Recompute.parse(self.layout.recompute)
-        planned = {chunk.recompute: Recompute.parse(chunk.recompute) for chunk in chunks}
+        planned = self.planned_recompute
         if len(planned) == 1:
             return next(iter(planned.values()))
         if any(recompute.mode not in (NONE, FULL_BLOCK) for recompute in planned.values()):
@@ -80,6 +78,13 @@ class Laid(ABC):
         deepest = max(depths)
         same = all(depth == min(deepest, layer_count(chunk)) for depth, chunk in zip(depths, chunks, strict=True))
         return Recompute(FULL_BLOCK, 0, deepest) if same else None
+
+    @cached_property
+    def planned_recompute(self) -> dict[str, Recompute]:
+        """What chunks with layers are planned to recompute, each way once."""
+        chunks = (chunk for stage in self.layout.stages for chunk in stage.chunks if chunk.layers)
+        words = dict.fromkeys(chunk.recompute for chunk in chunks) or [self.layout.recompute]
+        return {each: Recompute.parse(each) for each in words}
 
     @cached_property
     def depths(self) -> tuple[int, ...]:

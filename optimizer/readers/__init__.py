@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +38,8 @@ FORMATS: dict[str, Reader] = {
 }
 """Format → reader of a text, its name in errors, the devices that the caller names, and variables that the caller sets."""
 
+MOST_BESIDE = 20
+"""Scripts beside a program that are looked at for the one that starts it."""
 CONFIGURATIONS = (".py", ".json", ".yaml", ".yml", ".toml")
 UNKNOWN = (
     "is of no format that is known here: a launch script of Megatron-LM or MindSpeed-LLM, overrides or a program of "
@@ -54,7 +57,13 @@ def read_job(config: str | Path, *, form: str | None = None, devices: int | None
     if form is not None and form not in FORMATS:
         raise InputError(f"--format {form!r} is not one of {', '.join(FORMATS)}")
     try:
-        return read_text(text, where, form=form, devices=devices, variables=variables)
+        job = read_text(text, where, form=form, devices=devices, variables=variables)
+        started_by = _started_by(Path(where).expanduser(), variables) if job.devices is None else None
+        if started_by is None:
+            return job
+        script, count = started_by
+        job = read_text(text, where, form=form, devices=count, variables=variables)
+        return replace(job, assumptions=(f"{count} processes: {script.name} beside it starts so many", *job.assumptions))
     except InputError:
         started = started_with(text, Path(where).expanduser(), variables)
         if started is None:
@@ -63,6 +72,18 @@ def read_job(config: str | Path, *, form: str | None = None, devices: int | None
     where, text = read_file(beside)
     job = read_text(text, where, form=form, devices=devices or processes, variables=variables)
     return replace(job, assumptions=(f"read from {beside.name}, which {config} starts", *job.assumptions))
+
+
+def _started_by(path: Path, variables: Variables | None) -> tuple[Path, int] | None:
+    """The script beside a program that starts it, and the processes that it starts; None where there is none that says."""
+    if path.suffix != ".py" or not path.is_file():
+        return None
+    for script in sorted(path.parent.glob("*.sh"))[:MOST_BESIDE]:
+        with suppress(InputError):  # what cannot be read starts nothing
+            beside, processes = started_with(read_file(script)[1], script, variables) or (None, None)
+            if beside == path and processes is not None:
+                return script, processes
+    return None
 
 
 def started_with(text: str, path: Path, variables: Variables | None = None) -> tuple[Path, int | None] | None:

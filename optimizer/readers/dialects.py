@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import Layout
+from ...search_spaces.vocabulary import MAIN
 from ..exporters import deepspeed, mindformers, torchtitan
-from ..exporters.knobs import FRAMEWORKS, Settings, dialect
+from ..exporters.knobs import FRAMEWORKS, Dialect, Settings, dialect, version_text
 from ..exporters.launch import TOTAL
 from ..exporters.request import Alone, Laid
 
@@ -21,17 +25,40 @@ TABLED = frozenset(FRAMEWORKS)
 
 @dataclass(frozen=True)
 class Words:
-    """Options of a framework's newest version."""
+    """Options of a framework at a version, by default its newest; one that the table does not go back to is taken for that."""
 
     framework: str
+    version: str | None = None
+
+    @property
+    def _dialect(self) -> Dialect:
+        with suppress(InputError):
+            return dialect(self.framework, self.version or MAIN)
+        return dialect(self.framework, MAIN)
 
     def flag(self, knob: str, *values: object) -> tuple[str, ...]:
-        """The option of a knob and its values; Infeasible if the framework lacks it."""
-        return dialect(self.framework, "main").set(knob, *values).words
+        """The option of a knob and its values, a newer version's for what a job already says; Infeasible if no version has it."""
+        with suppress(Infeasible):
+            return self._dialect.set(knob, *values).words
+        return dialect(self.framework, MAIN).set(knob, *values).words
 
     def has(self, knob: str) -> bool:
-        """Whether the framework has the knob."""
-        return dialect(self.framework, "main").has(knob)
+        """Whether this version has the knob."""
+        return self._dialect.has(knob)
+
+
+def catalogued(framework: str, version: str) -> str:
+    """The version by which the catalog knows the stack of a release: of what the framework stands on, or its year and month.
+
+    InputError for a release that the table does not know.
+    """
+    known = FRAMEWORKS.get(framework)
+    if known is None or known.base is None or not re.fullmatch(r"\d+(?:\.\d+)*", version):
+        return version
+    release = dialect(framework, version).version[:2]
+    if not known.dates:
+        return version_text(known.base[1])
+    return next((date for date, number in known.dates.items() if number == release), version)
 
 
 @cache

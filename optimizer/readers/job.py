@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,7 @@ class Job:
 
     format: str
     framework: str | None = None
+    version: str | None = None  # of that; None stands for its newest
     degrees: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
     exposed: tuple[str, ...] = ()  # kinds of traffic that it leaves unhidden
@@ -79,6 +80,8 @@ class Job:
     vocab_size: int | None = None
     model: ModelSpec | None = None
     model_name: str | None = None
+    # the model, once its vocabulary is known, where that is all that it does not say of it
+    with_vocabulary: Callable[[int], ModelSpec] | None = None
     no_model: str = ""  # why the model that it describes cannot be read
     recipe: str | None = None  # what it stands on, which may cut stages in a way that is not known here
     sizes: Mapping[str, int] = field(default_factory=dict)

@@ -229,6 +229,8 @@ def _shown_key(job: Job, key: str) -> str:
     form = job.notation or job.format
     if form == "options":
         return "activation-checkpoint" if key == "activation_checkpoint" else f"--{key}"
+    if form == "options by section":
+        return f"--{key}.mode" if key == "activation_checkpoint" else f"--{key}"
     return f'"{key}"' if form == "deepspeed" else key.removeprefix("strategy.") if form == "job" else key
 
 
@@ -256,6 +258,11 @@ def _option(key: str, value: Any) -> str:
     return f"--{key} {shlex.join(parts)}"
 
 
+def _sectioned(key: str, value: Any) -> str:
+    """As `_option`, with activation checkpointing as an option of its section, as versions before 0.3 have it."""
+    return f"--{key}.mode {_mode(value)}" if key == "activation_checkpoint" else _option(key, value)
+
+
 def _toml(key: str, value: Any) -> str:
     return (
         f"activation_checkpoint.mode = {json.dumps(_mode(value))}"
@@ -281,6 +288,7 @@ _NOTATIONS: dict[str, Callable[[str, Any], str]] = {
     "job": lambda key, value: _yaml(key.removeprefix("strategy."), value),
     "deepspeed": _json,
     "options": _option,
+    "options by section": _sectioned,
     "toml": _toml,
     "python": _python,
     "paraplan": lambda key, value: f"{key}={_plain(value)}",

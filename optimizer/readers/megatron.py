@@ -37,10 +37,10 @@ OTHER_CP_TYPES = {
 MINDSPEED_SELECTIVE = {"recompute_norm": "layernorm", "recompute_activation": "moe_act", "recompute_mla": "mla_up_proj"}
 
 
-def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_size: int | None = None) -> Job:
+def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
     """The job that some options describe. InputError for a value that no framework reads; rules that it breaks are findings."""
-    model = describe(knobs, vocab_size)
-    degrees, assumptions = _degrees(knobs, model)
+    model = describe(knobs)
+    degrees, assumptions = _degrees(knobs, model, Words(framework))
     findings: list[Finding] = []
     degrees["vpp"] = _vpp(knobs, model, degrees["pp"], framework, findings)
     if knobs.text("schedule") == "dualpipev":
@@ -72,8 +72,8 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None, vocab_s
         global_batch=knobs.whole("global_batch"),
         seq_len=knobs.whole("seq_len"),
         precision=_precision(knobs, findings),
-        vocab_size=vocab_size,
         model=model.model,
+        with_vocabulary=model.with_vocabulary,
         sizes=model.sizes,
         split=split,
         stack="megatron-fsdp" if sharding.partition(":")[0] in ("zero2", "zero3", "hsdp") and framework == "megatron-lm" else None,
@@ -97,15 +97,16 @@ def _as_written(name: str, values: tuple[str, ...], framework: str) -> str:
     return " ".join((name, *(shlex.quote(shown(value)) for value in values)))
 
 
-def _degrees(knobs: Knobs, model: Described) -> tuple[dict[str, int], list[str]]:
+def _degrees(knobs: Knobs, model: Described, speaks: Words) -> tuple[dict[str, int], list[str]]:
     """tp, cp, pp, ep, etp and micro-batch; etp that is not given is tp, as Megatron has it."""
     given = {name: knobs.whole(name) for name in (*DEGREES, "etp")}
     _refuse_unset(knobs)
     degrees = {name: given[name] or 1 for name in DEGREES}
     moe = model.sizes.get("experts", 0) > 0 or (degrees["ep"] > 1 and "experts" not in model.sizes)
-    said = [f"{name} 1: Megatron's default, as {option} is not given" for name, option in OPTIONS.items() if given[name] is None]
+    left_out = (name for name in TOLD if given[name] is None)
+    said = [f"{name} 1: Megatron's default, as {speaks.flag(name)[0]} is not given" for name in left_out]
     if given["etp"] is None and moe and degrees["tp"] > 1:
-        said.append(f"etp {degrees['tp']}: left out, --expert-tensor-parallel-size is tp, not 1")
+        said.append(f"etp {degrees['tp']}: left out, {speaks.flag('etp')[0]} is tp, not 1")
     degrees["etp"] = (given["etp"] or degrees["tp"]) if moe else 1
     return degrees, said
 
@@ -120,7 +121,8 @@ def _refuse_unset(knobs: Knobs) -> None:
             raise InputError(f"{knobs.where}: {shown(written)} has no value in the file{way}")
 
 
-OPTIONS = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "micro_batch": "--micro-batch-size"}
+TOLD = ("tp", "pp", "micro_batch")
+"""Degrees of which it is told that they are taken for 1."""
 
 
 def _other_chunks(knobs: Knobs, listed: int, framework: str) -> Iterator[Finding]:
@@ -429,6 +431,9 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
             changes["flex_backend"] = backend
     elif knobs.has("experts") and dispatcher is None and framework != "megatron-bridge":
         changes["moe_dispatcher"] = "allgather"
+    bucket = knobs.whole("gradient_bucket")
+    if bucket:
+        changes["gradient_bucket"] = bucket
     divisor = knobs.whole("vocab_divisor")
     if divisor:
         changes["vocab_divisor"] = divisor
@@ -468,6 +473,10 @@ def _assumed(knobs: Knobs, model: Described, framework: str) -> Iterator[str]:
         yield "gradient reduction is not overlapped: --overlap-grad-reduce is not given"
     if knobs.has("recompute_in_bubbles"):
         yield "--recompute-in-bubble is not priced: stages keep what pp·vpp passes of chunks save and redo others in bubbles"
+    if knobs.has("fp8_parameters"):
+        option = knobs.names["fp8_parameters"]
+        same = "FP8 ones with a copy for the backward pass take as much, and are gathered in half the bytes"
+        yield f"{option} is priced as BF16 weights: {same}"
     if knobs.has("recompute_ahead"):
         yield "recompute comes before the gradient where chunks hold one layer; the last layer's is priced, though it is left out"
     if framework == "mindspeed-llm" and not knobs.has("attention_kernel"):

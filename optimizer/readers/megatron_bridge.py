@@ -11,7 +11,7 @@ from typing import Any
 
 from ...search_spaces.documents import parse_document
 from ...search_spaces.errors import InputError
-from ...search_spaces.inputs import catalog_names
+from ...search_spaces.inputs import catalog_names, load_model
 from .arguments import empty_words
 from .dialects import knobs_of, switches_of
 from .job import Job
@@ -48,6 +48,7 @@ OWN = {
     "ddp.data_parallel_sharding_strategy": "fsdp_strategy",
     "ddp.overlap_grad_reduce": "overlap_gradients",
     "ddp.overlap_param_gather": "overlap_parameters",
+    "ddp.bucket_size": "gradient_bucket",
     "comm_overlap.overlap_grad_reduce": "overlap_gradients",
     "comm_overlap.overlap_param_gather": "overlap_parameters",
     "comm_overlap.tp_comm_overlap": "overlap_tp",
@@ -62,8 +63,8 @@ CONTAINER = "ConfigContainer"
 """The class whose sections a program fills; what else makes a configuration is a recipe."""
 PLAIN = ("dataset.random_seed", "dataset.reset_", "dataset.eod_", "rng.", "logger.", "profiling.", "scheduler.", "nccl_")
 """Fields that no layout hangs on."""
-CONSTANT = re.compile(r"(?:torch|AttnBackend)\.[\w.]+")
-"""Names of a library's constants: values, though not written out."""
+CONSTANT = re.compile(r"(?:torch|AttnBackend)\.[\w.]+|quick_gelu")
+"""Names of a library's constants and functions: values, though not written out."""
 SWITCHED_ON = {
     "zero1": "ddp.use_distributed_optimizer",
     "overlap_gradients": "ddp.overlap_grad_reduce",
@@ -148,6 +149,9 @@ def _unset(text: str) -> str:
 def _job(pairs: list[tuple[str, str]], where: str, devices: int | None, recipe: str | None, switched: bool = True) -> Job:
     """The job of some fields, which stand on a recipe or, not `switched`, on the classes' own defaults."""
     knobs, precision = _knobs(pairs, where, switched)
+    whole_experts = recipe is not None and "etp" not in knobs.names
+    if whole_experts:
+        knobs.values["etp"] = ("1",)
     job = job_of(knobs, FRAMEWORK, FRAMEWORK, devices)
     said = [
         f"{key} is on: {FRAMEWORK} has it so where nothing is said"
@@ -160,6 +164,8 @@ def _job(pairs: list[tuple[str, str]], where: str, devices: int | None, recipe: 
     base = [f"what recipe {recipe} sets beyond these is not known here"] if recipe else []
     if named is not None and job.model is None:
         base.append(f"model {named}: by the name of the recipe")
+    if whole_experts and (job.degrees["ep"] > 1 or (named is not None and load_model(named).moe_kinds)):
+        base.append("etp 1: left out here, and every recipe that sets model.expert_tensor_parallel_size sets 1")
     changes = dict(job.stack_changes)
     if (
         dict(pairs).get("ddp.grad_reduce_in_fp32", dict(pairs).get("mixed_precision.grad_reduce_in_fp32", "true")).lower()
@@ -226,11 +232,15 @@ def _knobs(pairs: list[tuple[str, str]], where: str, switched: bool) -> tuple[Kn
     return knobs, precision
 
 
+PATTERNS = frozenset({"moe_pattern", "window_pattern", "linear_pattern"})
+"""Knobs whose lists say something of every layer."""
+
+
 def _values(knob: str, value: str) -> tuple[str, ...]:
     """A list such as [core_attn,mlp] as its words; a layout of Python lists as a layout string."""
     if knob == "layout" and "[" in value:
         return (_layout_string(value),)
-    if value.startswith("[") and knob != "moe_pattern":
+    if value.startswith("[") and knob not in PATTERNS:
         return tuple(part.strip().strip("'\"") for part in value.strip("[]").split(",") if part.strip())
     if knob == "positions":
         return (value,)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,38 +24,41 @@ OTHER_MIXERS = ("attention_variant", "linear_pattern", "hybrid")
 @dataclass(frozen=True)
 class Described:
     """What options say of a model: the figures that rules read, the whole of it where they say enough, and what was assumed; of
-    that, `doubts` are what a model as people build it seldom has.
+    that, `doubts` are what a model as people build it seldom has. `with_vocabulary` makes the model where nothing else is missing.
     """
 
     sizes: dict[str, int]
     model: ModelSpec | None
     assumptions: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    with_vocabulary: Callable[[int], ModelSpec] | None = None
 
 
-def describe(knobs: Knobs, vocab_size: int | None = None) -> Described:
+def describe(knobs: Knobs) -> Described:
     """The model of a command line; no-op layers are left out of its count. InputError for sizes that no model has."""
     given = {name: knobs.whole(name, 0 if name in ("shared_width", "shared_experts", "mtp") else 1) for name in WHOLE}
     if given["shared_experts"] and given["shared_width"] is None:  # MindSpeed-LLM: each as wide as a routed one
         given["shared_width"] = given["shared_experts"] * (given["expert_width"] or _ffn(knobs, given))
-    vocab = given["padded_vocab"] or given["vocab"] or vocab_size
+    vocab = given["padded_vocab"] or given["vocab"]
     said = list(_assumed(knobs, given))
     sizes = _sizes(knobs, given)
     # attention that the options do not describe in full needs a MODEL beside them
     if any(given[name] is None for name in NEEDED) or any(knobs.has(name) for name in OTHER_MIXERS):
         return Described(sizes, None)
-    if vocab is None:
-        return Described(sizes, None, tuple(said))
     if (sizes["layers"] or 0) > MOST_LAYERS:
         raise InputError(f"{knobs.where}: --num-layers {sizes['layers']} is more than any model has ({MOST_LAYERS:,})")
+    doubts = tuple(_doubts(given))
+    build = partial(_model, knobs, given, sizes)
     try:
-        model = _model(knobs, given, sizes, vocab)
+        model = build(vocab or PROBED)
     except ValidationError as error:
         unread = sentence(error, ModelSpec, "the model is not read, as its options do not fit together")
         return Described(sizes, None, (*said, unread))
-    return Described(sizes, model, tuple(said), tuple(_doubts(given)))
+    return Described(sizes, model if vocab else None, tuple(said), doubts, None if vocab else build)
 
 
+PROBED = 1 << 16
+"""Tokens with which options are tried that leave the vocabulary open."""
 WHOLE = (
     *("layers", "hidden_size", "heads", "head_dim", "ffn_width", "max_positions", "padded_vocab", "vocab", "kv_heads", "mtp"),
     *("experts", "top_k", "expert_width", "shared_width", "shared_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim"),
@@ -83,7 +87,11 @@ def _doubts(given: Given) -> Iterator[str]:
 def _ffn(knobs: Knobs, given: Given) -> int:
     """Megatron's width: 4·h, or two thirds of that in whole 64s for gated layers (megatron/training/arguments.py)."""
     hidden = given["hidden_size"] or 0
-    return given["ffn_width"] or (int(4 * hidden * 2 / 3) // 64 * 64 if knobs.has("gated") else 4 * hidden)
+    return given["ffn_width"] or (int(4 * hidden * 2 / 3) // 64 * 64 if _gated(knobs) else 4 * hidden)
+
+
+def _gated(knobs: Knobs) -> bool:
+    return knobs.has("gated") or knobs.has("quick_gated")
 
 
 def _kv_heads(knobs: Knobs, given: Given) -> int | None:
@@ -227,7 +235,7 @@ def _windowed(knobs: Knobs, layers: int) -> Sequence[bool]:
 
 
 def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
-    gated, bias = knobs.has("gated"), not knobs.has("no_bias")
+    gated, bias = _gated(knobs), not knobs.has("no_bias")
     if name.startswith("moe"):
         shared = {
             "router_linear_bias": bias,
@@ -242,6 +250,7 @@ def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
             "width": given["expert_width"] or _ffn(knobs, given),
             "gated": gated,
             "bias": bias,
+            "clamped": knobs.has("activation_clamp"),
             "shared_width": given["shared_width"] or 0,
             **shared,
             **{key: given[key] for key in numbers if given[key]},

@@ -12,25 +12,11 @@ from .around_megatron import SWIFT_PLAIN, is_swift, set_beside, spelled, swift_m
 from .dialects import knobs_of
 from .job import Job
 from .megatron import job_of
+from .megatron_aliases import ALIASES
 from .options import Knobs, by_knob
-from .processes import NODES, PER_NODE, world
-from .shell import SCRIPTS, Script, options, read_script, shown, unresolved, without_value
+from .processes import NODES, OF_THE_WORLD, PER_NODE, world
+from .shell import SCRIPTS, Option, Script, options, read_script, shown, unresolved, without_value
 from .unmodelled import is_sign, unmodelled
-
-MORE = {
-    "num-layers-per-virtual-pipeline-stage": "vpp_layers",
-    "account-for-embedding-in-pipeline-split": "count_embedding",
-    "account-for-loss-in-pipeline-split": "count_loss",
-    "vocab-size": "vocab",
-    "use-torch-fsdp2": "torch_fsdp",
-    "recompute-activations": "recompute_activations",
-    "hybrid-layer-pattern": "hybrid",
-    "hybrid-override-pattern": "hybrid",
-    "world-size": "devices",
-    "n-shared-experts": "shared_experts",
-    "cross-entropy-fusion-impl": "loss_kernel",
-}
-"""Options of layouts and models that no exporter writes."""
 
 PLAIN_PREFIXES = (
     *("lr", "min-lr", "adam", "sgd", "train", "eval", "log", "save", "load", "data", "tokenizer", "tensorboard", "wandb", "init"),
@@ -83,7 +69,6 @@ PLAIN_PREFIXES = (
         "swiglu",
         "squared",
         "openai-gelu",
-        "quick-geglu",
         "bias-",
         "te-",
     ),
@@ -97,6 +82,13 @@ PLAIN_PREFIXES = (
         "mtp-loss",
         "mtp-mem",
         "mla-fa",
+        "create-attention-mask",
+        "no-create-attention-mask",
+        "no-shared-storage",
+        "no-mmap",
+        "tiktoken",
+        "fp8-amax",
+        "rank",
         "make-vocab",
         "prompt",
         "stage",
@@ -132,14 +124,16 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
         _refuse_converter(command, where)
     if not found:
         raise InputError(f"{where}: holds no option of {framework}, such as --tensor-model-parallel-size; name its launch script")
+    launchers = _ahead_of_program(words, framework)
     # the exporters' table has the shorter list; the other members of the family share its spelling
-    read_here = (o for o in found if not _plain(o.name, framework) and not is_sign(framework, o.name))
-    knobs = by_knob(read_here, framework, MORE, SWIFT_PLAIN if is_swift(" ".join(words)) else frozenset(), where)
+    read_here = (o for o in found if o not in launchers and not _plain(o.name, framework) and not is_sign(framework, o.name))
+    knobs = by_knob(read_here, framework, ALIASES[framework], SWIFT_PLAIN if is_swift(" ".join(words)) else frozenset(), where)
     beside, model = set_beside(knobs, words), swift_model(words)
     named = (f"model {model}: by --model",) if model else ()
     knobs.empty = empty_words(words)
     _refuse_passed_on(knobs, words)
-    launched = (option for option in found if option.name in PER_NODE + NODES and any(map(unresolved, option.values[:1])))
+    counts = (option for option in found if option.name in PER_NODE + NODES + OF_THE_WORLD)
+    launched = (option for option in counts if any(map(unresolved, option.values[:1])))
     knobs.unresolved += [without_value(f"--{option.name} {option.values[0]}") for option in launched]
     knobs.unresolved += map(without_value, knobs.empty)
     job = job_of(knobs, framework, framework, devices or world(script, found, where))
@@ -151,6 +145,17 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
     asked = unmodelled(framework, ((option.name, " ".join(map(shown, option.values)) or True) for option in found))
     said = (*script.decisions, *told, *beside, *named, *job.assumptions)
     return replace(job, assumptions=said, unmodelled=asked, model_name=model)
+
+
+PROGRAM = re.compile(r"(?:.*/)?[^/]+\.py")
+
+
+def _ahead_of_program(words: Sequence[str], framework: str) -> tuple[Option, ...]:
+    """Options of what starts the program, as numactl and torchrun do, as they stand among the options of the whole command."""
+    program = next((place for place, word in enumerate(words) if PROGRAM.fullmatch(word)), 0)
+    known = _known(framework)
+    ahead = options(words[:program])
+    return tuple(o for o in options(words)[: len(ahead)] if o.name not in known and o.name.replace("_", "-") not in known)
 
 
 CONVERTS = re.compile(
@@ -206,7 +211,7 @@ _TELLING = frozenset(
 
 def _known(framework: str) -> frozenset[str]:
     """Names of the options that are read."""
-    return frozenset({*knobs_of(framework), *MORE})
+    return frozenset({*knobs_of(framework), *ALIASES[framework]})
 
 
 def _plain(name: str, framework: str) -> bool:

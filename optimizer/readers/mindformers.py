@@ -139,6 +139,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         sizes=sizes,
         split=split,
         redone=redone,
+        stack_changes=_experts(doc, data.get("moe_config")),
         written=doc.written,
         findings=tuple(findings),
         assumptions=(*said, *told),
@@ -192,6 +193,15 @@ def _model(data: Mapping[str, Any], where: str, doc: Document) -> tuple[ModelSpe
         return None, f"the model is not read: {error}"
     finally:
         doc.taken |= {f"{MODEL}.{name}" for name in own if EARLIER.get(str(name), str(name)) in fields.names}
+
+
+def _experts(doc: Document, section: Any) -> dict[str, Any]:
+    """Where models by class, which have experts in a section of their own, put them: over replicas, unless they say otherwise."""
+    by_class = doc.get(f"{MODEL}.model_type") is None
+    if not by_class or not isinstance(section, dict) or (section.get("expert_num") or 1) == 1:
+        return {}
+    gathered = doc.flag("moe_config.use_allgather_dispatcher") or False
+    return {} if gathered or doc.whole("moe_config.expert_model_parallel") is not None else {"experts_across_tp": False}
 
 
 def _sizes(doc: Document) -> dict[str, int]:

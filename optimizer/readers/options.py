@@ -61,10 +61,14 @@ class Knobs:
     def whole(self, knob: str, least: int = 1) -> int | None:
         """The whole number of a knob. InputError, naming option and value, for what is none."""
         text = self.text(knob)
-        return None if text is None else whole(text, f"{self.where}: {self.names[knob]}", least)
+        return None if text is None else whole(text, f"{self.where}: {self.names.get(knob, knob)}", least)
 
 
-SHAPING = re.compile(r"expert|layer|hidden|head|rank|dim|vocab|moe|mla|mtp|ffn|attention|shared|window|norm|bias", re.IGNORECASE)
+SHAPING = re.compile(
+    r"expert|layer|hidden|head|rank|dim|vocab|moe|mla|mtp|ffn|attention|attn|shared|window|norm|bias|[gr]elu|glu|activation.func|clamp"
+    r"|softcap|sink",
+    re.IGNORECASE,
+)
 
 
 def may_shape_the_model(option: str) -> bool:

@@ -10,7 +10,7 @@ from ...search_spaces.errors import InputError
 from .arguments import Option, options
 from .dialects import PROCESSES
 from .job import MOST
-from .shell_values import Script
+from .shell_values import Script, unresolved
 
 PER_NODE = (
     *("nproc-per-node", "nproc_per_node", "gpus-per-node", "gpus_per_node", "npus-per-node", "num_gpus"),
@@ -23,10 +23,15 @@ PER_NODE_VARIABLES = ("NPROC_PER_NODE", "GPUS_PER_NODE", "NPUS_PER_NODE", "GPUS"
 NODE_VARIABLES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NUM_HOSTS", "PET_NNODES")
 GRES = re.compile(r"(?:gpu|npu)(?::[A-Za-z][\w.-]*)?:(\d{1,3})")
 MPIRUN = frozenset({"mpirun", "mpiexec", "prun"})
+OF_THE_WORLD = ("world-size", "world_size")
+"""Options by which a process is told how many there are, rather than a launcher how many to start."""
 
 
 def world(script: Script, found: Sequence[Option], where: str) -> int | None:
-    """Processes of the job. `found` are the options of the command that trains; None where the script does not say."""
+    """Processes of the job. `found` are the options of the command that trains; None where the script does not say.
+
+    A count that no launcher is told of, but variables by their usual names, is told among the script's decisions.
+    """
     batch = options(script.batch)
     told = script.number(PROCESSES)
     if told is not None:
@@ -49,9 +54,23 @@ def world(script: Script, found: Sequence[Option], where: str) -> int | None:
     total = script.number("WORLD_SIZE")
     if total is not None:
         return total
+    if _started_elsewhere(script.commands, found):
+        return None
     nodes = script.number(*NODE_VARIABLES) or _number(batch, NODES)
     per_node = script.number(*PER_NODE_VARIABLES) or _per_node(batch)
-    return _product(per_node, nodes, where) if per_node is not None and nodes is not None else None
+    if per_node is None or nodes is None:
+        return None
+    if script.number(*PER_NODE_VARIABLES) is not None:
+        names = [name for name in (*PER_NODE_VARIABLES, *NODE_VARIABLES) if script.number(name) is not None]
+        said = f"{per_node * nodes} processes: by {' and '.join(names)} of the script, as no launcher that it starts is told of any"
+        script.decisions.append(f"{said}; --devices says another number")
+    return _product(per_node, nodes, where)
+
+
+def _started_elsewhere(commands: Sequence[Sequence[str]], found: Sequence[Option]) -> bool:
+    """Whether hosts that the script does not name start its processes: mpirun without a number, around it or in it."""
+    passed_on = any(option.name in OF_THE_WORLD and any(map(unresolved, option.values)) for option in found)
+    return passed_on or any(words[0].rpartition("/")[2] in MPIRUN for words in commands)
 
 
 def _per_node(found: Sequence[Option]) -> int | None:

@@ -30,7 +30,7 @@ def stages_restated(job: Job, layout: Layout) -> list[Pair]:
     """(as the job has it, as the layout needs it) of every option on stages that changes; "no --option" where it is left out."""
     wanted = _wanted(job, layout)
     pairs = [
-        (_written(job, knob), _spelled(job, knob, wanted.get(knob))) for knob in STAGE_KNOBS if {knob} & {*job.written, *wanted}
+        (as_written(job, knob), _spelled(job, knob, wanted.get(knob))) for knob in STAGE_KNOBS if {knob} & {*job.written, *wanted}
     ]
     return [(before, after) for before, after in pairs if before != after]
 
@@ -38,18 +38,18 @@ def stages_restated(job: Job, layout: Layout) -> list[Pair]:
 def followers(job: Job, after: Layout, column: str, columns: Collection[str]) -> Iterator[Pair]:
     """What a change of one of the changed columns changes unsaid, and so has to be said with it."""
     if column == "cp" and "cp_type" not in columns and after.cp > 1 and job.format in FAMILY:
-        yield _written(job, "cp_type"), spelled(job.format, after, "cp_type")
+        yield as_written(job, "cp_type"), spelled(job, after, "cp_type")
     if column != "tp" or job.format not in FAMILY:
         return
     moe = job.sizes.get("experts", 0) > 0 or after.ep > 1
-    if moe and "etp" not in job.written and "etp" not in columns:
+    if moe and job.recipe is None and "etp" not in job.written and "etp" not in columns:  # a recipe's is 1, whatever tp is
         yield _spelled(job, "etp", None), _spelled(job, "etp", str(after.etp))
     if "sequence_parallel" not in columns and after.sequence_parallel != ("sequence_parallel" in job.written):
-        yield _written(job, "sequence_parallel"), _spelled(job, "sequence_parallel", "" if after.sequence_parallel else None)
+        yield as_written(job, "sequence_parallel"), _spelled(job, "sequence_parallel", "" if after.sequence_parallel else None)
 
 
 def _wanted(job: Job, layout: Layout) -> dict[str, str]:
-    """Knob → value of what cuts a layout's stages; a value of "" is a switch."""
+    """Knob → value of what cuts a layout's stages; a value of "" is a switch. Infeasible where the framework cannot say them."""
     counts = layer_counts(layout.stages, layout.schedule)
     real = {"layers": str(sum(counts))} if "layers" in job.written else {}
     own = job.format == "mindspeed-llm"
@@ -69,6 +69,10 @@ def _wanted(job: Job, layout: Layout) -> dict[str, str]:
         return {**real, "first_stage_layers": str(ends[0]), "last_stage_layers": str(ends[1])}
     if own and layout.vpp == 1 and min(counts) > 0 and not mtp:
         return {**real, "layer_list": layer_list(counts)}
+    if own and min(counts) > 0 and mtp_with_loss:
+        return {**_padded(counts), **({"vpp_layers": str(max(counts))} if layout.vpp > 1 else {})}
+    if job.format != "megatron-bridge" and not Words(job.format, job.version).has("layout"):
+        raise Infeasible(f"{job.format} has no option for stages of {counts} layers")
     chunks = {"vpp": str(layout.vpp)} if job.format == "megatron-bridge" and layout.vpp > 1 else {}
     return {**real, **chunks, "layout": megatron_layout(layout.stages)}
 
@@ -85,10 +89,11 @@ def _name(job: Job, knob: str) -> str:
     if job.format == "megatron-bridge":
         own = {knob: key for key, knob in reversed(OWN.items())}
         return own.get(knob) or f"model.{Words('megatron-lm').flag(knob)[0].lstrip('-').replace('-', '_')}"
-    return Words(job.format).flag(knob)[0]
+    return Words(job.format, job.version).flag(knob)[0]
 
 
-def _written(job: Job, knob: str) -> str:
+def as_written(job: Job, knob: str) -> str:
+    """A knob as the job has it; left out, in its format's words, where it does not."""
     return job.written.get(knob) or _spelled(job, knob, None)
 
 

@@ -39,8 +39,16 @@ TOLD = re.compile(r"-[a-z]*c")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 SBATCH = "sbatch"
 BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
-SLURM = {"nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",)}
-"""Option of sbatch → variables that Slurm sets from it."""
+SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "gpus": ("SLURM_GPUS",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gpus-per-task": ("SLURM_GPUS_PER_TASK",),
+    "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+}
+"""Option of sbatch → variables that Slurm sets from it (sbatch's manual, output environment variables)."""
 SHORT = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus"}
 
 
@@ -80,11 +88,16 @@ def _lines(text: str, where: str = "") -> list[Line]:
 
 
 def _set_by_slurm(script: Script, words: Sequence[str]) -> None:
-    """Variables that a job of sbatch finds set, as far as options of sbatch say."""
-    for option in options(_spelled_out(words)):
-        for name in SLURM.get(option.name, ()):
-            if option.values[:1] and option.values[0].isdigit() and name not in script.given:
-                script.variables[name] = [option.values[0]]
+    """Variables that a job of sbatch finds set, as far as options of sbatch say; tasks of all nodes follow from those of one."""
+    told = {option.name: int(option.values[0]) for option in options(_spelled_out(words)) if _whole(option)}
+    if {"nodes", "ntasks-per-node"} <= told.keys():
+        told.setdefault("ntasks", told["nodes"] * told["ntasks-per-node"])
+    for option, value in told.items():
+        script.variables |= {name: [str(value)] for name in SLURM.get(option, ()) if name not in script.given}
+
+
+def _whole(option: Option) -> bool:
+    return bool(option.values) and re.fullmatch(r"\d{1,9}", option.values[0]) is not None
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from .dialects import Words
 from .job import Job
 from .megatron_bridge import OWN
 
-Speller = Callable[[Layout, str], str]
+Speller = Callable[[Job, Layout, str], str]
 
 DEGREES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
 OVERLAPS = {"dp_gradients": "--overlap-grad-reduce", "dp_parameters": "--overlap-param-gather"}
@@ -20,9 +20,10 @@ NO_P2P_OVERLAP = "--no-overlap-p2p-communication"
 MINDSPEED_MODULES = {"layernorm": "recompute_norm", "moe_act": "recompute_activation", "mla_up_proj": "recompute_mla"}
 
 
-def spelled(form: str, layout: Layout, column: str) -> str:
-    """The value of one column in a format's own words; paraplan's where the format has none."""
-    return _SPELLERS.get(form, _paraplan)(layout, column)
+def spelled(job: Job, layout: Layout, column: str) -> str:
+    """The value of one column in the words of the job's format; paraplan's where the format has none."""
+    speller = _SPELLERS.get(job.format)
+    return speller(job, layout, column) if speller else _paraplan(layout, column)
 
 
 def overlap_spelled(form: str, kinds: Sequence[str], on: bool) -> str:
@@ -52,7 +53,9 @@ def trained_spelled(job: Job, name: str, value: int) -> str:
     if key is None:
         return f"{'global batch' if name == 'global_batch' else 'sequence length'} {value}"
     plain = key.rpartition(".")[2] if job.format == "job" else key
-    return f"--{key} {value}" if job.notation == "options" else f"{plain} = {value}" if job.notation else f"{plain}: {value}"
+    if job.notation.startswith("options"):
+        return f"--{key} {value}"
+    return f"{plain} = {value}" if job.notation else f"{plain}: {value}"
 
 
 TRAINED_KEYS = {
@@ -78,11 +81,8 @@ def _paraplan(layout: Layout, column: str) -> str:
 # --- the Megatron family -----------------------------------------------------------------------------------------------------
 
 
-def _megatron(framework: str) -> Speller:
-    def spell(layout: Layout, column: str) -> str:
-        return _option(Words(framework), layout, column)
-
-    return spell
+def _megatron(job: Job, layout: Layout, column: str) -> str:
+    return _option(Words(job.format, job.version), layout, column)
 
 
 def _option(speaks: Words, layout: Layout, column: str) -> str:
@@ -134,6 +134,8 @@ def _stages(speaks: Words, layout: Layout) -> str:
     if not layout.stages:
         return "stages as the framework cuts them"
     counts = layer_counts(layout.stages, layout.schedule)
+    if not speaks.has("layout"):
+        return f"stages of {'+'.join(map(str, counts))} layers"
     if len(set(counts)) == 1:
         return f"no {speaks.flag('layout')[0]}"
     if speaks.framework == "mindspeed-llm" and layout.vpp == 1 and min(counts) > 0:
@@ -170,7 +172,7 @@ def _sharding(speaks: Words, sharding: str) -> str:
     return f"--use-megatron-fsdp ({sharding})"
 
 
-def _bridge(layout: Layout, column: str) -> str:
+def _bridge(job: Job, layout: Layout, column: str) -> str:
     """model.tensor_model_parallel_size=8: the option of Megatron-LM as a key, or Bridge's own."""
     own = {knob: key for key, knob in reversed(OWN.items())}
     speaks = Words("megatron-lm")
@@ -208,7 +210,7 @@ def _bridge_recompute(choice: Recompute) -> str:
 
 
 _SPELLERS: dict[str, Speller] = {
-    "megatron-lm": _megatron("megatron-lm"),
-    "mindspeed-llm": _megatron("mindspeed-llm"),
+    "megatron-lm": _megatron,
+    "mindspeed-llm": _megatron,
     "megatron-bridge": _bridge,
 }

@@ -114,7 +114,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
             **doc.written,
             **({"activation_checkpoint": checkpointing} if CHECKPOINTING.search(text) and checkpointing else {}),
         },
-        notation="python" if is_python(text) else "toml" if is_toml(text) else "options",
+        notation=_notation(text),
         findings=tuple(findings),
         assumptions=tuple(said),
         unmodelled=doc.unmodelled(FRAMEWORK),
@@ -205,6 +205,13 @@ def _data(text: str, where: str, variables: Mapping[str, str] | None) -> tuple[d
     mode = next((word.partition(":")[2] for word in words if word.startswith("activation-checkpoint:")), None)
     old = data.pop("activation_checkpoint.mode", None)
     return data, mode or (str(old) if old else "selective"), world(script, found, where)
+
+
+def _notation(text: str) -> str:
+    """How a text writes fields; command lines say activation checkpointing as a word of its own, or as an option of its section."""
+    if is_python(text) or is_toml(text):
+        return "python" if is_python(text) else "toml"
+    return "options by section" if re.search(r"--activation[_-]checkpoint\.mode\b", text) else "options"
 
 
 def _command(script: Script) -> list[str]:
@@ -365,12 +372,16 @@ def _memory(
 ) -> dict[str, str]:
     """Sharding, recompute and offload."""
     policy = doc.text("parallelism.fsdp_reshard_after_forward") or "default"
-    kept = policy == "never"  # "default" does so in pipelines, which the stack says
+    pipelined = degrees["pp"] > 1  # "default" is then "never", as the stack says of its stages: one program
+    kept = policy == "never" and not pipelined
     group = (shard or 1) * degrees["cp"]
     stage = "zero2" if kept else "zero3"
     sharding = stage if shard is None or group > 1 else "zero3"
     if replicate > 1 and shard is not None and group > 1:
         sharding = f"hsdp:{group}"
+        said += ["fsdp_reshard_after_forward never with replicas is priced as always: weights gathered twice"] if kept else []
+    if pipelined and policy == "always":
+        said.append("fsdp_reshard_after_forward always in a pipeline is priced as default: weights gathered once a step")
     if mode == "selective":
         said.append("selective activation checkpointing, by operators, is priced as no recompute")
     offload = doc.flag("training.enable_cpu_offload") or False

@@ -22,6 +22,7 @@ import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core import utils as core_utils  # noqa: E402
 from megatron.core.distributed import DistributedDataParallelConfig  # noqa: E402
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig  # noqa: E402
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
@@ -36,7 +37,7 @@ from proving import Verdict, judge, options, report  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 core_utils._te_version = Version("2.9.0")  # settings that ask for a Transformer Engine are to be judged, not the machine
-NAMES = {"torch": torch, "AttnBackend": AttnBackend}
+NAMES = {"torch": torch, "AttnBackend": AttnBackend, "quick_gelu": quick_gelu}
 NEEDS_TE = {"apply_rope_fusion", "moe_permute_fusion"}
 """What asks for Transformer Engine, which has no CPU build."""
 

@@ -35,6 +35,16 @@ def options(plan: Plan, version: str | None = "0.16") -> Options:
     return {name: tuple(values) for name, *values in found}
 
 
+def test_buckets_of_gradients_go_with_their_overlap(make_plan: MakePlan) -> None:
+    bucket = {"gradient_bucket": 80_000_000}
+    assert options(make_plan("llama", optimizer_sharding="zero1", stack_changes=bucket, **LLAMA))["--ddp-bucket-size"] == (
+        "80000000",
+    )
+    assert "--ddp-bucket-size" not in options(make_plan("llama", optimizer_sharding="zero1", **LLAMA))
+    exposed = make_plan("llama", optimizer_sharding="zero1", stack_changes=bucket, overlap={"dp_gradients": 0.0}, **LLAMA)
+    assert "--ddp-bucket-size" not in options(exposed)
+
+
 def test_deepseek(make_plan: MakePlan) -> None:
     found = options(make_plan("deepseek", cluster="hgx-h800", recompute="selective:mla_up_proj+layernorm", **DEEPSEEK))
     expected: Options = {
@@ -113,6 +123,8 @@ def test_gpt_oss_mixes_windows_sinks_and_biases(make_plan: MakePlan) -> None:
     assert found["--window-attn-skip-freq"] == ("([1]*1+[0]*1)*18",)
     assert found["--softmax-type"] == ("learnable",)
     assert "--disable-bias-linear" not in found
+    assert "--swiglu" not in found and {"--quick-geglu", "--activation-func-clamp-value", "--glu-linear-offset"} <= found.keys()
+    assert (found["--activation-func-clamp-value"], found["--glu-linear-offset"]) == (("7.0",), ("1.0",))
     with pytest.raises(Infeasible, match=r"came with 0\.15"):
         flags(make_plan("gpt-oss", dp=64, ep=8), "0.14")
 

@@ -144,3 +144,13 @@ def test_selective_recompute_has_its_own_options(ascend: MakePlan) -> None:
 def test_what_it_cannot_run(ascend: MakePlan, model: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(Infeasible, match=words):
         flags(ascend(model, **changes))
+
+
+def test_clamped_gates_are_refused_not_dropped(ascend: MakePlan, models: dict[str, ModelSpec]) -> None:
+    """No option of its Megatron backend clamps what gates: a plain SwiGLU would train another model."""
+    kind = models["qwen"].kinds["moe"]
+    assert kind.mlp is not None
+    clamped = kind.model_copy(update={"mlp": kind.mlp.model_copy(update={"clamped": True})})
+    given = models["qwen"].model_copy(update={"kinds": {"moe": clamped}})
+    with pytest.raises(Infeasible, match="cannot express activation clamp"):
+        flags(ascend(given, dp=64, ep=8))

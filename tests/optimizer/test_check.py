@@ -55,6 +55,12 @@ def test_a_job_that_asks_for_more_than_it_has() -> None:
     assert found.nearest[0] == ("tensor_parallel: 4",)
 
 
+def test_groups_are_held_to_the_supernode_that_the_job_names() -> None:
+    """Of a cluster whose own unit is a server of 8, the job's supernode of 32 is not called a server."""
+    found = check(read_text(JOB, "job.yaml"), cluster="hgx-h100", best=False)
+    assert any("TP groups span 128 devices, more than the 32 of one supernode of the job" in said for said in found.advice)
+
+
 def test_a_jobs_own_spellings_are_read_or_listed() -> None:
     """Resources in the plural, times with their unit apart, stores by name; a misspelling is listed, and told beside the degree."""
     text = (

@@ -6,15 +6,19 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import yaml
+from paraplan.optimizer.checking.changes import changes
 from paraplan.optimizer.checking.checked import Change, Checked
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
+from paraplan.optimizer.readers.restating import stages_restated
+from paraplan.search_spaces.layout import Split
 
 from .applying import applied, made
 from .test_check_roundtrip import bare
@@ -346,6 +350,62 @@ def test_the_stages_of_a_recipe_are_not_judged() -> None:
     assert found.model == "kimi-k2"
     assert "C060" not in {each.rule for each in found.broken}
     assert any(said.startswith("C060 needs the stages") for said in found.not_judged)
+
+
+def test_stages_are_said_as_the_version_has_them() -> None:
+    """MindSpeed-LLM has layout strings from 26.1 on; before, chunks that differ are filled up with no-op layers."""
+    given = "--num-layers-per-virtual-pipeline-stage 4 --noop-layers 30,31"
+    text = f"torchrun --nproc_per_node 8 x.py {DENSE} --pipeline-model-parallel-size 4 --micro-batch-size 1 {given}"
+    job = read_text(text, "job", form="mindspeed-llm")
+    layout = check(job, cluster="atlas-800t-a2", global_batch=64, best=False).priced
+    assert layout is not None and layout.layout.vpp == 2
+    split = Split(2, 3, (0, 6, 11, 16, 21, 26, 30)).stages(30, "none")
+    other = layout.layout.model_copy(update={"pp": 2, "vpp": 3, "stages": split})
+    for version in ("core_v0.12.1", "26.0", "26.1"):
+        words = dict(stages_restated(replace(job, version=version), other))
+        assert words["--num-layers 32"] == "--num-layers 36"
+        assert words["--noop-layers 30,31"] == "--noop-layers 11,17,23,29,34,35"
+        assert words["--num-layers-per-virtual-pipeline-stage 4"] == "--num-layers-per-virtual-pipeline-stage 6"
+
+
+@pytest.mark.parametrize("version", ["2.3", "26.0", "26.1", "core_v0.12.1"])
+def test_a_release_has_the_stack_of_what_it_stands_on(version: str) -> None:
+    text = f"torchrun --nproc_per_node 8 x.py {DENSE} --micro-batch-size 1"
+    found = check(read_text(text, "job", form="mindspeed-llm"), framework_version=version, best=False)
+    assert found.stack == "mindspeed-llm"
+    said = f"mindspeed-llm {version} is priced as the catalog's stack of core_v0.12.1"
+    assert (said in found.assumptions) == (version != "core_v0.12.1")
+    bridge = check(read_text(RECIPE.format("llama31_8b_pretrain_config"), "job"), framework_version="0.6", best=False)
+    assert bridge.stack == "megatron-bridge"
+
+
+def test_activation_checkpointing_is_said_as_the_job_says_it() -> None:
+    start = "torchrun --nproc_per_node 8 x.py --module llama3 --config llama3_8b --parallelism.tensor_parallel_degree 2"
+    for own, other in (
+        ("--activation_checkpoint.mode full", "--activation_checkpoint.mode none"),
+        ("activation-checkpoint:full", "activation-checkpoint:none"),
+    ):
+        texts = [f"{start} --training.local_batch_size 1 --training.seq_len 4096 {mode}" for mode in (own, other)]
+        job, _ = jobs = [read_text(text, "job", form="torchtitan") for text in texts]
+        before, after = [check(each, cluster="hgx-h100", best=False).priced for each in jobs]
+        assert before is not None and after is not None
+        found = changes(job, before.layout, after.layout, ("recompute",))
+        assert found == (Change(column="recompute", before=own, after=other),)
+
+
+def test_recipes_leave_experts_whole() -> None:
+    """Every recipe that sets expert_tensor_parallel_size sets 1; a container that leaves it out has TP's."""
+    text = RECIPE.format("qwen3_30b_a3b_pretrain_config") + "model.expert_model_parallel_size=4"
+    found = check(read_text(text, "job", devices=8), cluster="hgx-h100", devices=8, global_batch=64, seq_len=4096, best=False)
+    assert found.given["etp"] == 1 and any(said.startswith("etp 1: left out here") for said in found.assumptions)
+    assert not any("--" in said for said in found.assumptions if "default, as" in said)
+    wider = found.priced.layout.model_copy(update={"tp": 4, "dp": 2}) if found.priced else None
+    said = changes(read_text(text, "job", devices=8), found.priced.layout, wider, ("tp",)) if found.priced and wider else ()
+    assert said and not any("expert_tensor_parallel_size" in each.after for each in said)
+    given = read_text(f"{text} model.expert_tensor_parallel_size=null", "job", devices=8)
+    assert given.degrees["etp"] == 2
+    bare = read_text(text.replace("--recipe qwen3_30b_a3b_pretrain_config ", ""), "job", devices=8)
+    assert bare.degrees["etp"] == 2 and any("model.expert_tensor_parallel_size is tp" in said for said in bare.assumptions)
 
 
 def test_what_a_recipe_may_set_is_not_broken_by_its_absence() -> None:

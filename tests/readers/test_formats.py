@@ -349,6 +349,25 @@ def test_deepspeed_takes_comments_and_trailing_commas() -> None:
     assert job.unknown == ("note = http://x/*y*/ # z, ]",)
 
 
+@pytest.mark.parametrize(
+    ("pp", "replicas", "policy", "sharding", "said"),
+    [
+        (1, 1, "never", "zero2", ""),
+        (1, 1, "default", "zero3", ""),
+        (2, 1, "never", "zero3", ""),  # as "default" comes to in a pipeline
+        (2, 1, "always", "zero3", "priced as default"),
+        (1, 2, "never", "hsdp:4", "priced as always"),
+    ],
+)
+def test_torchtitan_s_resharding_is_read_as_it_runs(pp: int, replicas: int, policy: str, sharding: str, said: str) -> None:
+    degrees = f"--parallelism.pipeline_parallel_degree {pp} --parallelism.data_parallel_replicate_degree {replicas}"
+    words = f"--parallelism.data_parallel_shard_degree 4 --parallelism.fsdp_reshard_after_forward {policy} {degrees}"
+    job = read_text(f"torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b {words}", "job")
+    assert job.choices["optimizer_sharding"] == sharding
+    told = [each for each in job.assumptions if "fsdp_reshard_after_forward" in each]
+    assert len(told) == bool(said) and all(said in each for each in told)
+
+
 @pytest.mark.parametrize("words", ["--module deepseek_v3 --config deepseek_v3_16b", "--module=llama3 --config=llama3_8b"])
 def test_torchtitan_from_a_configuration_that_it_ships(words: str) -> None:
     """Without a further option, and what the configuration sets is said not to be known; a module of one's own is another file."""
@@ -514,6 +533,9 @@ def test_mindformers_has_experts_in_a_section_of_their_own() -> None:
     dense, moe = (read_text(text + more, "own.yaml").model for more in ("", "moe_config: {expert_num: 8, num_experts_chosen: 2}\n"))
     assert dense is not None and moe is not None
     assert moe.parameters() - dense.parameters() == 24 * (7 * 3 * 2048 * 5632 + 8 * 2048)
+    for more, across in (("", False), (", use_allgather_dispatcher: True", True), (", expert_model_parallel: 1", True)):
+        own = read_text(f"{text}moe_config: {{expert_num: 8, num_experts_chosen: 2{more}}}\n", "own.yaml")
+        assert own.stack_changes.get("experts_across_tp", True) is across
     shared = read_text(text + "moe_config: {expert_num: 8, shared_expert_num: 1}\n", "own.yaml")
     assert shared.model is None and any("shared experts" in said for said in shared.assumptions)
 
@@ -558,7 +580,10 @@ def test_fields_of_a_mindformers_model_that_nothing_reads_are_listed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("mb=1,tp=2", "^layout: 'mb' is not a column; did you mean 'micro_batch'"), ("tp=8,,pp=2", "^layout: item 2 of .* is empty")],
+    [
+        ("mbs=1,tp=2", "^layout: 'mbs' is not a column; did you mean 'micro_batch'"),
+        ("tp=8,,pp=2", "^layout: item 2 of .* is empty"),
+    ],
 )
 def test_a_layout_with_a_mistake_is_known_for_one(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -261,3 +261,50 @@ def test_a_framework_that_is_not_read_is_named() -> None:
     text = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4"
     with pytest.raises(InputError, match="is verl's, which is not read"):
         read_text(text, "job")
+
+
+# --- what Slurm and a launcher say -------------------------------------------------------------------------------------------
+
+
+def test_variables_that_slurm_sets_from_its_options_have_their_values() -> None:
+    asked = "#SBATCH --nodes=32\n#SBATCH --ntasks-per-node=4 --gpus-per-node=4\n#SBATCH --cpus-per-task=72\n"
+    degrees = "--tensor-model-parallel-size $SLURM_GPUS_PER_NODE --num-layers $SLURM_CPUS_PER_TASK"
+    job = read_text(f"{asked}export WORLD_SIZE=$SLURM_NPROCS\nsrun python x.py {degrees}", "run.sh")
+    assert (job.degrees["tp"], job.sizes["layers"], job.devices) == (4, 72, 128)
+    assert not job.unresolved
+    whole = "#SBATCH --ntasks=64 --gpus=64\n"
+    assert read_text(f"{whole}srun python x.py --num-layers 8 --world-size $SLURM_GPUS", "run.sh").devices == 64
+    assert read_script(f"{whole}run $SLURM_NTASKS").commands[-1] == ["run", "64"]
+
+
+def test_options_of_what_starts_the_program_are_none_of_its_own() -> None:
+    ahead = "numactl --membind 0-3 --localalloc python3 /opt/pretrain_gpt.py"
+    job = read_text(f"{ahead} --num-layers 8 --membind x --micro-batch-size 1", "run.sh")
+    assert job.unknown == ("--membind x",)
+    own = "torchrun --nproc_per_node 8 --role r x.py --tensor-model-parallel-size 2"
+    assert not read_text(own, "run.sh").unknown
+
+
+RANKED = """\
+WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
+NNODES=${NNODES:-1}
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+python -u pretrain_gpt.py --num-layers 8 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 \\
+    --world-size $WORLD_SIZE --rank $RANK
+"""
+
+
+def test_processes_that_something_else_starts_are_not_guessed() -> None:
+    """A script that mpirun starts once for each rank holds a count of servers that only another launcher would use."""
+    job = read_text(RANKED, "run.sh")
+    assert job.devices is None
+    assert any("--world-size $OMPI_COMM_WORLD_SIZE" in each for each in job.unresolved) and not job.unknown
+    assert read_text(RANKED, "run.sh", variables={"OMPI_COMM_WORLD_SIZE": "256"}).devices == 256
+    listed = "GPUS_PER_NODE=8\nNNODES=1\nmpirun --hostfile hosts python x.py --num-layers 8 --micro-batch-size 1"
+    assert read_text(listed, "run.sh").devices is None
+
+
+def test_processes_that_are_guessed_from_variables_are_told() -> None:
+    job = read_text("NNODES=4\nGPUS_PER_NODE=8\npython x.py --num-layers 8 --micro-batch-size 1", "run.sh")
+    assert job.devices == 32
+    assert any(each.startswith("32 processes: by GPUS_PER_NODE and NNODES of the script") for each in job.assumptions)
