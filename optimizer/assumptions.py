@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from ..cost_models.memory import GIB
 from ..cost_models.profile import Profile, load_profile
 from ..cost_models.reach import CONGESTED, MEASURED_SUPERNODES, congestion_s, unmeasured_supernodes
 from ..cost_models.schedules import INTERLEAVED, ONE_F_ONE_B, PAIRED, SPLIT, build_schedule, group_size
 from ..cost_models.split_passes import slowed_in_pairs
 from ..cost_models.step import CostModel
 from ..search_spaces.inputs import assumed
-from ..search_spaces.layout import Layout, Problem
+from ..search_spaces.layout import Layout, LayoutTable, Problem
 from .result import PricedLayout
+from .stages import even_cuts
 
 TOLD = ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s")
 """Figures of a stack that a plan names where they are assumed."""
@@ -32,9 +35,10 @@ def schedule_assumptions(problem: Problem, layout: Layout) -> tuple[str, ...]:
     said = []
     splits = layout.schedule in SPLIT and (problem.stack.split_backward or layout.schedule not in PAIRED)
     if splits:
+        under_sp = ", of an input that TP gathers the rank's share, of an output that TP scatters the whole gradient"
         said.append(
             f"{layout.schedule}: between its input's gradient and its weights' a GEMM keeps its input and its output's gradient, "
-            "whatever is recomputed"
+            f"whatever is recomputed{under_sp if layout.tp > 1 and layout.sequence_parallel else ''}"
         )
     if layout.schedule in PAIRED and not splits:
         said.append(f"{layout.schedule}: {problem.stack.name} computes weight gradients with their input's, as it does by default")
@@ -72,6 +76,20 @@ def exchange_assumptions(model: CostModel, priced: PricedLayout) -> Iterator[str
         )
 
 
+def cut_assumptions(model: CostModel, priced: PricedLayout) -> Iterator[str]:
+    """That stages which nobody gave are cut as a plan's, and what the equal ones of a framework would take, where these differ."""
+    layout, layers = priced.layout, model.problem.model.num_layers
+    chunks, split = layout.pp * layout.vpp, LayoutTable.from_layouts([layout]).splits[0]
+    even = replace(split, cuts=tuple(int(cut) for cut in even_cuts(len(model.blocks), model.layers.heads - 1, chunks)))
+    if layers % chunks or even.cuts == split.cuts:
+        return
+    equal = model.price(LayoutTable.from_layouts([layout.model_copy(update={"stages": even.stages(layers, layout.recompute)})]))
+    yield (
+        "stages are not given, so they are cut as in a plan, fastest among those that fit; the equal ones of a framework that is "
+        f"told nothing would take {equal.step_time_s[0]:.3g} s and {equal.peak_bytes[0] / GIB:.1f} GiB at most"
+    )
+
+
 def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[str, ...]:
     """Which figures of the stack a user's file changes."""
     if path is None:
@@ -85,7 +103,11 @@ def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[st
     asked = (problem.stack.name, name, problem.model.is_moe)
     same = profile.interval(*asked) == shipped.interval(*asked)
     interval = "; it has no interval of its own for such models: that of the shipped figures stands" if same else ""
-    return (f"figures of {pair} from {path}: {', '.join(changed)}{interval}",)
+    said = f"figures of {pair} from {path}: {', '.join(changed)}{interval}"
+    learnt, here = profile.learnt_on.get(problem.stack.name, {}).get(name, ()), problem.cluster.rates
+    if not learnt or here in learnt:
+        return (said,)
+    return (said, f"they were learnt on {', '.join(learnt)}, and this is {here}: what they say of that network may not hold here")
 
 
 def _profile_assumptions(profile: Profile, problem: Problem) -> tuple[str, ...]:

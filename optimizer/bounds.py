@@ -160,7 +160,10 @@ def least_after(model: CostModel, rows: Rows) -> Floats:
     Gradients are left out: those of later stages are reduced while earlier ones still run.
     """
     share = 1.0 - model.problem.stack.overlap.dp_parameters
-    rates = [share * rows.parameter_s[i] + rows.optimizer_s[i] + rows.offload_s[i] for i in (0, 1)]
+    gathered, ends = [share * each for each in rows.parameter_s], model.exposed_ends_s(rows)
+    if ends is not None:
+        gathered = [np.maximum(each + first, 0.0) for each, first in zip(gathered, ends[1], strict=True)]
+    rates = [gathered[i] + rows.optimizer_s[i] + rows.offload_s[i] for i in (0, 1)]
     least = np.full(len(rows), np.inf)
     for name in (*rows.pieces.names, "embedding", "head"):
         piece = rows.pieces.pieces[name]
@@ -220,7 +223,10 @@ def _bytes_at_least(model: CostModel, rows: Rows, rates: tuple[Floats, Floats]) 
     least = np.empty(len(rows))
     for members in same_shape(rows.table):
         pp, vpp, schedule = rows.take(members[:1]).shape
-        flight = _least_held(schedule, pp, vpp, rows.column("num_microbatches")[members])
+        m, most = rows.column("num_microbatches")[members], rows.lent[members]
+        flight = _least_held(schedule, pp, vpp, m)
+        if most.any():  # what a stage lends is not counted where it then lies
+            flight = np.minimum.accumulate(flight * (1.0 - rows.take(members).lent_shares), axis=1)
         a, r = static[members], active[members]
         whole_a, whole_r = (a @ counts)[:, None], (r @ counts)[:, None]
         mu = 1.0 / np.maximum(whole_a + flight * whole_r, 1.0)

@@ -17,7 +17,6 @@ from ..search_spaces.inputs import build_problem
 from ..search_spaces.model import ModelSpec
 from ..search_spaces.scaling import scaled
 from .endurance import goodput_of
-from .leftover import as_allocated
 from .planner import plan
 from .reports import wording
 from .result import PricedLayout, Result
@@ -240,7 +239,7 @@ def _side(
     supernode = next(level.size or devices for level in cluster.levels if level.name == cluster.supernode)
     problem = build_problem(model, cluster, devices, global_batch, seq_len, None, precision)
     try:
-        best = plan(problem, top=1, inside_by_default=True, left=as_allocated(problem), bound_cuts=False).plan
+        best = plan(problem, top=1, inside_by_default=True, bound_cuts=False).plan
     except Infeasible as error:
         return Side(cluster=cluster.name, devices=devices, supernode=supernode, reason=error.summary)
     failures = Failures.of(problem)

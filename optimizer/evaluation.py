@@ -155,8 +155,8 @@ def _utilisation(model: CostModel, found: Detail) -> dict[str, float]:
     }
     used = {level: sum(by.values()) / float(carried[level]) for level, by in found.traffic_gib.items() if by}
     if found.offloaded_gib:
-        to = model.problem.workload.offload_to
-        rate = model.problem.cluster.tier(to).bandwidth_bytes_per_s.value
+        asked = model.problem.workload.offload_to
+        to, rate = "pool" if asked == "pool" else "host", model.problem.cluster.tier(asked).bandwidth_bytes_per_s.value
         used[f"{to} link"] = found.offloaded_gib * GIB / rate / found.step_time_s
     return used
 

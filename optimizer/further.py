@@ -110,7 +110,10 @@ def _weighed(found: Plan, setting: Setting, _: Plan, asked: Questions, progress:
 
 
 def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Callable[[float], None] | None = None) -> Plan:
-    """The plan least in the first aim (of equal ones the fastest) and, for several aims, the front."""
+    """The plan least in the first aim (of equal ones the fastest) and the front of several aims.
+
+    Of one aim for which jobs on fewer devices are looked at, the front of it and the step time: what there is on other counts.
+    """
     begun = time.monotonic()
     aims = aims.among_failures_of(setting.problem)
     counted = aims if len(aims.names) > 1 else replace(aims, names=(*aims.names, STEP_TIME))
@@ -146,7 +149,7 @@ def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Ca
     )
     soonest = found.plan
     found = _led_by(found, setting, jobs, counted, points, top)
-    front = None if len(aims.names) == 1 else _front(jobs, counted, points)
+    front = _front(jobs, counted, points) if len(aims.names) > 1 or aims.fewer_devices else None
     goodput = None if aims.failures is None else goodput_of(aims.failures, found.plan, soonest)
     return found.model_copy(update={"front": front, "front_certificate": certificate, "goodput": goodput})
 

@@ -43,12 +43,17 @@ def noted() -> Iterator[None]:
     finally:
         if own:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            _forget()
 
 
 def take_over() -> None:
     """From here to its end this process takes SIGINT as a command does."""
-    _state.came, _state.waits, _state.held, _state.blocks = 0, False, False, 0
+    _forget()
     signal.signal(signal.SIGINT, _note)
+
+
+def _forget() -> None:
+    _state.came, _state.waits, _state.held, _state.blocks = 0, False, False, 0
 
 
 def _note(number: int, frame: object) -> None:

@@ -22,8 +22,9 @@ from ..cost_models.traffic import layers_redone
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.enumeration import Space
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Problem, Split
+from ..search_spaces.row_keys import distinct_rows
 from .aims import PER_SECOND, Aims, beyond_supernode_gib, dominated_by, front_of
-from .bounds import least_after, row_bounds_bytes, row_bounds_s
+from .bounds import least_after, row_bounds_bytes, row_bounds_s, ruled_bounds_s
 from .stages import balanced_cuts, best_partitions, cut_family, default_cuts, partitioned_exactly, price_family, reachable
 
 EXACT_LAYOUTS = 250_000
@@ -128,12 +129,15 @@ def device_unit(cluster: ClusterSpec, devices: int) -> int:
 
 
 def device_counts(problem: Problem) -> tuple[int, ...]:
-    """Counts of devices to look at, the problem's own first: every number of whole units, or evenly spaced ones of them."""
+    """Counts of devices to look at, the problem's own first: every number of whole units, or evenly spaced ones of them; and what
+    divides the least of these.
+    """
     unit = device_unit(problem.cluster, problem.devices)
     units = problem.devices // unit
     step = -(-units // MOST_COUNTS)
-    fewer = range(units - units % step, 0, -step) if units > 1 else ()
-    return tuple(dict.fromkeys((problem.devices, *(count * unit for count in fewer))))
+    whole = [count * unit for count in range(units - units % step, 0, -step)] if units > 1 else [problem.devices]
+    parts = (count for count in range(whole[-1] - 1, 0, -1) if whole[-1] % count == 0)
+    return tuple(dict.fromkeys((problem.devices, *whole, *parts)))
 
 
 def jobs_of(problem: Problem, profile: Profile, aims: Aims) -> list[Job]:
@@ -246,11 +250,23 @@ def _price(archive: Archive, place: int, job: Job, aims: Aims, table: LayoutTabl
         stretch = aims.least_stretch(table.devices)
         below = aims.figures(step_s, least_bytes, table.devices, np.zeros(len(table)), stretch)
         hopeful &= archive.hopeful(below * (1.0 - ROUNDING))
-    whole = whole.take(np.nonzero(hopeful)[0])
+    whole, least_bytes = whole.take(np.nonzero(hopeful)[0]), least_bytes[hopeful]
     for members in same_shape(whole.table) if len(whole) else ():
         rows = whole.take(members)
-        pending += _taken(archive, place, job, aims, rows, _begun(job, aims, rows))
+        if not aims.needs_traffic and not partitioned_exactly(job.problem, rows.table).all():
+            rows = rows.take(np.nonzero(archive.hopeful(_ruled_below(job, aims, rows, least_bytes[members])))[0])
+        if len(rows):
+            pending += _taken(archive, place, job, aims, rows, _begun(job, aims, rows))
     return pending
+
+
+def _ruled_below(job: Job, aims: Aims, rows: Rows, least_bytes: Floats) -> Floats:
+    """Figures that rows of one shape are not better than however the search cuts them, (n, aims): far quicker than to price every
+    way.
+    """
+    works, work = distinct_rows(rows.work_columns)
+    step_s, devices = ruled_bounds_s(job.model, rows.take(works))[work], rows.table.devices
+    return aims.figures(step_s, least_bytes, devices, np.zeros(len(rows)), aims.least_stretch(devices)) * (1.0 - ROUNDING)
 
 
 def _begun(job: Job, aims: Aims, rows: Rows) -> _Begun:

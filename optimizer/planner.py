@@ -25,7 +25,7 @@ from .imbalance_steps import STEPS_AT, steps_at
 from .incumbent import Setting
 from .interrupts import stoppable
 from .known_best import KnownBest
-from .leftover import Chosen, Left, chosen, with_left
+from .leftover import Chosen, Left, as_allocated, chosen, with_left
 from .offloading import offloaded
 from .orders import other_orders
 from .recutting import Recut, settled
@@ -60,6 +60,7 @@ def plan(
     refine: Refine | None = None,
     inside_by_default: bool = False,
     left: Left | None = None,
+    spread: bool = True,
     bound_cuts: bool = True,
     known: KnownBest | None = None,
 ) -> Plan:
@@ -69,16 +70,19 @@ def plan(
     the others trade for. `sensitivity` and `robust` ask what changed hardware and uncertain figures would do to the answer,
     `refine` for a study of choices that the certified space does not list, which leaves plan and certificate as they are.
     `inside_by_default` keeps TP inside supernodes, and EP where it fits, if the problem names no such rule; what a rule costs is
-    said either way. `left` says how many devices of each supernode are free, or that this is open: the plan then also says what
-    leaving some idle beats.
+    said either way. `left` says how many devices of each supernode are free; where nobody says, the plan chooses how they lie. It
+    then also says what leaving some idle beats. Without `spread` they lie as they are allocated, supernode after supernode.
     `bound_cuts` has the certificate say what other cuts of the plan's layers could gain, and other rank orders of its layouts.
-    `known` are the best layouts of problems planned before: they spare search, and are kept up to date.
+    `known` are the best layouts of problems planned before: they spare search, and are kept up to date. The certificate then says
+    nothing that hangs on them.
     `time_limit_s` bounds all that is asked together; what there was no time for stands in `unanswered`.
     Raises Infeasible with the minimal conflict in words when nothing is legal, or where the time was too short; InputError for an
     unknown engine or profile.
     """
     deadline = Deadline.after(time_limit_s)
     aims = parse_aims(objective, device_hour_price)
+    if left is None and spread:
+        left = as_allocated(problem)
     lost = left is not None and not left.open
     more = objective != STEP_TIME or sensitivity or robust or refine is not None
     _refuse_unasked(problem, engine, top, aims, refine)
@@ -145,13 +149,18 @@ class _Planning:
         task = Task(Space(problem), CostModel(problem, self.curves), self.top, limit_s, self._heard_of("searching"), self.known)
         return Answer(problem, solve(self.engine, task), limit_s)
 
+    def _finished(self, problem: Problem, found: Found) -> Answer:
+        """The best layouts on a spread of which `found` is the fastest: where nothing else is asked for, that alone."""
+        plain = self.engine in ("auto", "bnb") and "schedule" not in problem.workload.fix
+        return Answer(problem, found) if plain and self.top == 1 else self._searched(problem)
+
     def _answered_alone(self, problem: Problem, share: float) -> Answer:
         """The best layouts on the best spread of the devices, moved block by block."""
         answer = self._searched(problem, share)
         if self.left is not None and self.left.open:
             setting, heard = Setting(problem, self.curves), self._heard_of("other spreads")
             with stoppable():
-                answer = spread_out(setting, answer, self._searched, self.deadline, heard)
+                answer = spread_out(setting, answer, self._finished, self.deadline, heard)
         found, cuts = answer.found, None
         if not found.best:
             return answer
@@ -200,7 +209,9 @@ class _Planning:
                 *(self.left.said if self.left else ()),
             ),
             plan=best,
-            certificate=_certificate(answer.found, words, best.step_time_s, answer.cuts if place is None else None),
+            certificate=_certificate(
+                answer.found, words, best.step_time_s, answer.cuts if place is None else None, alone=self.known is None
+            ),
             alternatives=tuple(beside(problem, best, other) for other in priced[1:]),
             ties=ties(problem, self.curves, best, priced[1:]),
         )
@@ -276,18 +287,21 @@ def beside(problem: Problem, best: PricedLayout, other: PricedLayout) -> PricedL
     return other.model_copy(update={"gives_up": trade.losses, "gains": trade.gains})
 
 
-def _certificate(found: Found, words: str, best: float, cuts: Recut | None = None) -> Certificate:
-    """What was proved of a plan whose step takes `best`: what the search found, or longer by a wait for a slow device."""
-    bound = min(found.lower_bound_s, found.best[0].step_time_s, best)
+def _certificate(found: Found, words: str, best: float, cuts: Recut | None = None, alone: bool = True) -> Certificate:
+    """What was proved of a plan whose step takes `best`: what the search found, or longer by a wait for a slow device.
+
+    `alone`: the search began with nothing that was found before it, so that the way that it took is told too.
+    """
+    bound, counts = min(found.lower_bound_s, found.best[0].step_time_s, best), found.counts
     any_cuts = min(found.any_cuts_bound_s, bound)
-    proved = np.isfinite(found.any_cuts_bound_s) and any_cuts > 0
+    proved = alone and np.isfinite(found.any_cuts_bound_s) and any_cuts > 0
     return Certificate(
         status="optimal" if found.complete and best <= found.best[0].step_time_s * (1.0 + EQUAL) else "feasible",
         space=words,
-        legal=found.counts.legal,
-        scored=found.counts.scored,
-        cut_by_bound=found.counts.cut_by_bound,
-        cut_by_memory=found.counts.cut_by_memory,
+        legal=counts.legal,
+        scored=counts.scored if alone else None,
+        cut_by_bound=counts.cut_by_bound if alone else None,
+        cut_by_memory=counts.cut_by_memory if alone else None,
         lower_bound_s=bound,
         gap=best / bound - 1.0 if np.isfinite(bound) and bound > 0 else 0.0,
         seconds=found.seconds,

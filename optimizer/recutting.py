@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..cost_models.layers import ENDS
+from ..cost_models.lending import is_lent
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import MIRRORED, WHOLE, loss_stages
 from ..cost_models.split_passes import busiest_s, by_replay, held_moments, pass_figures, recomputes_ahead, slowed_in_pairs
@@ -21,11 +22,12 @@ from ..search_spaces.choices import FRAME
 from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, NONE, Floats, Ints, Layout, LayoutTable, Problem, Recompute, Split
 from ..search_spaces.rules import violations
 from .bounds import least_after, row_bounds_s
-from .chunks import Blocks, Chunking, Chunks, best_chunks, walked
+from .chunking import Blocks, Chunking
+from .chunks import Chunks, best_chunks, walked
 from .critical_paths import Pipeline
 from .deadline import Deadline
 from .search import NEAR, Candidate, Found
-from .stages import EQUAL, cut_family, cutting_of, partitioned_exactly
+from .stages import EQUAL, ROUNDING, cut_family, cutting_of, least_partitions, partitioned_exactly
 
 PROOF_SECONDS = 0.1
 """Deterministic seconds that CP-SAT may look for better ways to cut a plan's layout, and to bound them, all calls together."""
@@ -33,6 +35,7 @@ DEPTH_SECONDS = 0.5
 """The same for the depths of its chunks, of all layouts that are kept together, where each chunk has its own."""
 TIGHTENED = 3
 """Times that CP-SAT is given less memory where what it found turns out to need more than it counted."""
+NO_ENDS = (np.zeros(1), np.zeros(1))
 DEPTHS_CHANGED = 64
 """Times at most that a chunk's depth of recompute is made less where that is faster and fits."""
 
@@ -72,13 +75,19 @@ def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS, bou
 
 
 def _proved_cuts(model: CostModel, rows: Rows, seconds: float) -> tuple[_Priced, float, int]:
-    """The best cuts of a layout that redoes alike in all its chunks, what CP-SAT proves of any, and its rounds."""
+    """The best cuts of a layout that redoes alike in all its chunks, what no cuts can beat, and CP-SAT's rounds.
+
+    Of 1F1B the least that the stage which asks most can ask is known exactly, however large the model.
+    """
     ways = [replace(_split(rows), cuts=cuts) for cuts, _ in _ends(model, rows)]
     chunking = chunking_of(model, rows)
     found = best_chunks(chunking, [counts_of(chunking, way) for way in ways], seconds=seconds)
     tried = [ways[-1]] if found is None else [ways[-1], replace(ways[-1], cuts=found.cuts)]
     best = min(_priced(model, rows, tried), key=lambda one: one.step_s)
-    return best, *((0.0, 0) if found is None else (found.bound_s, found.rounds))
+    exact = partitioned_exactly(model.problem, rows.table).all()
+    asked_s = least_partitions(model, rows, np.full(len(rows), np.inf), model.usable_bytes).time_s[0] if exact else 0.0
+    bound_s, rounds = (0.0, 0) if found is None else (found.bound_s, found.rounds)
+    return best, max(bound_s, float(asked_s)), rounds
 
 
 def _proved_by_chunk(model: CostModel, layout: Layout, rows: Rows, seconds: float, bounded: bool) -> tuple[_Priced, float, int]:
@@ -139,7 +148,7 @@ def _shallower(split: Split) -> list[Split]:
 def redoes_by_chunk(problem: Problem, layout: Layout) -> bool:
     """Whether each chunk of a layout may redo layers to a depth of its own: its stack is told so, and nobody fixes recompute."""
     whole = layout.schedule in WHOLE and Recompute.parse(layout.recompute).mode in (NONE, FULL_BLOCK)
-    return problem.stack.recompute_by_chunk and whole and "recompute" not in problem.workload.fix
+    return problem.stack.recompute_by_chunk and whole and not is_lent(problem, layout) and "recompute" not in problem.workload.fix
 
 
 def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = True) -> tuple[list[Candidate], Recut | None]:
@@ -196,9 +205,12 @@ def _frame(layout: Layout) -> tuple[int, ...]:
 
 
 def _proved_first(model: CostModel, found: list[Candidate], asked: bool) -> tuple[list[Candidate], Recut | None]:
-    """The layouts with the first as CP-SAT cuts it, where that is asked and there are several ways to, and its bound."""
+    """The layouts with the first as CP-SAT cuts it, where that is asked and there are several ways to, and its bound.
+
+    None where stages lend each other memory, which couples their limits.
+    """
     first = found[0]
-    if not asked or not _cut_freely(model, first.layout):
+    if not asked or not _cut_freely(model, first.layout) or is_lent(model.problem, first.layout):
         return found, None
     proof = proved(model, first.layout)
     if proof.step_time_s < first.step_time_s * (1.0 - EQUAL):
@@ -244,10 +256,14 @@ def _ends(model: CostModel, rows: Rows, limit_s: float | None = None) -> list[tu
         many = rows.take(np.zeros(len(cuts), dtype=np.intp))  # no two of these share their pipeline
         return _steps(model.price_flow(many, model.flow(many, cuts, closed_form)))
 
-    def below(cuts: Ints) -> Floats:
+    def below(cuts: Ints, limit_s: float) -> Floats:
         if by_replay(rows):
             return busiest_s(rows.take(np.zeros(len(cuts), dtype=np.intp)), cuts) + model.problem.stack.step_overhead_s.value
-        return price(cuts, closed_form=True)
+        least_s = _fullest_s(rows, cuts) + model.problem.stack.step_overhead_s.value
+        hopeful = least_s < limit_s  # mostly few: one block more on a stage that is full already is too much
+        if hopeful.any():
+            least_s[hopeful] = price(cuts[hopeful], closed_form=True)
+        return least_s
 
     (pp, vpp, _), own, family = rows.shape, _split(rows).cuts, cut_family(model, rows)[0]
     starts = list(dict.fromkeys([own, *map(tuple, family.tolist())]))
@@ -258,6 +274,22 @@ def _ends(model: CostModel, rows: Rows, limit_s: float | None = None) -> list[tu
     begun = sorted({fastest, tuple(family[0].tolist()) if limit_s is None else fastest})
     ends = [walked(cutting_of(model, pp, vpp), start, begin_s[start], price, below)[-1] for start in begun]
     return sorted(ends, key=lambda end: -end[1]) if any(np.isfinite(step_s) for _, step_s in ends) else [(own, begin_s[own])]
+
+
+def _fullest_s(row: Rows, cuts: Ints) -> Floats:
+    """What the stage that works longest works in a step under cuts (n, chunks+1) of one row, a little less for rounding, (n,)
+    seconds.
+    """
+    (pp, vpp, _), pieces, at = row.shape, row.pieces, row.factor[0]
+    kinds = [(pieces.pieces[name], pieces.running[name]) for name in pieces.names]
+    work_s = np.sum([(piece.once_s + piece.back_s)[at] * running for piece, running in kinds], axis=0)
+    again_s = np.sum([piece.again_s[at] * running for piece, running in kinds], axis=0)
+    start, stop = cuts[:, :-1], cuts[:, 1:]
+    each = work_s[stop] - work_s[start] + again_s[np.minimum(start + row.redone[0], stop)] - again_s[start]
+    for name, chunk in (("embedding", 0), ("head", -1)):
+        each[:, chunk] += (pieces.pieces[name].once_s + pieces.pieces[name].back_s)[at]
+    stages = each.reshape(len(cuts), vpp, pp).sum(axis=1)
+    return np.asarray(row.column("num_microbatches")[0] * stages.max(axis=1, initial=0.0) * (1.0 - ROUNDING))
 
 
 def _steps(priced: Prices) -> Floats:
@@ -390,15 +422,16 @@ def _costs(model: CostModel, rows: Rows, names: Sequence[str], choices: list[tup
         return np.asarray(float(pair[0][0]) * dense + float(pair[1][0]) * expert)
 
     gradients, parameters = held(rows.gradient_s), held(rows.parameter_s)
+    last, first = (held(each) for each in model.exposed_ends_s(rows) or (NO_ENDS, NO_ENDS))
     blocks = Blocks(
         forward_s=np.stack([column("once_s", row) for row, _ in choices], axis=1),
         backward_s=np.stack([column("back_s", row) + again * column("again_s", row) for row, again in choices], axis=1),
         saved_bytes=np.stack([column("recomputed_bytes" if again else "saved_bytes", row) for row, again in choices], axis=1),
         state_bytes=held((rows.rates.total(0), rows.rates.total(1))),
-        reduced_s=gradients * (1.0 - hidden_g),
-        gradients_s=gradients * hidden_g,
-        stepped_s=held(rows.optimizer_s) + held(rows.offload_s) + parameters * (1.0 - hidden_p),
-        parameters_s=parameters * hidden_p,
+        reduced_s=gradients * (1.0 - hidden_g) + last,
+        gradients_s=gradients * hidden_g - last,
+        stepped_s=held(rows.optimizer_s) + held(rows.offload_s) + parameters * (1.0 - hidden_p) + first,
+        parameters_s=parameters * hidden_p - first,
     )
     return _with_passes(model, rows, names, choices, blocks) if by_replay(rows) else blocks
 

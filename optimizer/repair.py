@@ -17,12 +17,12 @@ from ..cost_models.step import CostModel
 from ..search_spaces.constraints import RuleModel, build_model
 from ..search_spaces.cutting import Cutting
 from ..search_spaces.expressions import divisors
-from ..search_spaces.layout import ALL_LAYERS, COLUMNS, SCHEDULES, Bools, Problem, Recompute
+from ..search_spaces.layout import ALL_LAYERS, COLUMNS, SCHEDULES, Bools, LayoutTable, Problem, Recompute
 from ..search_spaces.quantities import DERIVED, EVEN, PER_MILLE, constants
 from ..search_spaces.rules import Rule, legal_mask, rules_for, rules_over
 from .solving import deterministic_solver, keep_legal
 from .stages import cutting_of
-from .study_space import REACH, Choice, Start, plain, table_of
+from .study_space import REACH, Choice, Run, Start, by_run, plain, table_of
 
 PER_DOUBLING, PER_LAYER, PER_KIND = 1000, 100, 1000
 """Distance of a doubled micro-batch, of a layer of recompute depth or of a cut, and of another kind of recompute; an offload counts
@@ -44,13 +44,12 @@ class Repairs:
     _known: dict[Choice, Choice] = field(default_factory=dict)
     _nearest: dict[int, _Nearest] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._rules = tuple(rule for rule in rules_for(self.problem) if rule.scope != "memory")
-
     def legal(self, choices: Sequence[Choice]) -> Bools:
         """Which choices break no rule but memory, and can be cut and priced as they stand, (n,)."""
         table = table_of(self.problem, self.starts, choices)
-        mask = legal_mask(self.problem, table, self._rules)
+        mask = np.empty(len(choices), dtype=bool)
+        for run, members in by_run(self.starts, choices):
+            mask[members] = keeps_rules(run.of(self.problem), table.take(np.array(members)))
         if not self.problem.stack.microbatch_group:
             mask &= (table.schedule != INTERLEAVED) | (table.num_microbatches % table.pp == 0)
         deepest = np.array([self.starts[choice.start].deepest for choice in choices])
@@ -74,10 +73,20 @@ class Repairs:
         if choice not in self._known:
             if choice.start not in self._nearest:
                 start = self.starts[choice.start]
-                built, cutting = _rules_around(self.problem, self._rules, start, self.recomputes), self._cutting(start)
+                problem = Run(start.precision).of(self.problem)
+                built, cutting = _rules_around(problem, start, self.recomputes), self._cutting(start)
                 self._nearest[choice.start] = _Nearest(built, self.problem, start, choice.start, self.recomputes, cutting)
             self._known[choice] = self._nearest[choice.start].to(choice)
         return self._known[choice]
+
+
+def keeps_rules(problem: Problem, table: LayoutTable) -> Bools:
+    """Which rows break no rule but memory, (n,)."""
+    return legal_mask(problem, table, _rules_but_memory(problem))
+
+
+def _rules_but_memory(problem: Problem) -> tuple[Rule, ...]:
+    return tuple(rule for rule in rules_for(problem) if rule.scope != "memory")
 
 
 class _Nearest:
@@ -162,7 +171,7 @@ class _Nearest:
         return inner
 
 
-def _rules_around(problem: Problem, rules: Sequence[Rule], start: Start, recomputes: Sequence[Recompute]) -> RuleModel:
+def _rules_around(problem: Problem, start: Start, recomputes: Sequence[Recompute]) -> RuleModel:
     """The rules over every column of a layout, of which those that choices do not set may only be the start's."""
     batch, row = divisors(problem.workload.global_batch), start.row
     domains: dict[str, Sequence[int]] = {
@@ -175,7 +184,7 @@ def _rules_around(problem: Problem, rules: Sequence[Rule], start: Start, recompu
     domains |= {f"recompute_{part}": [getattr(each, part) for each in allowed] for part in ("mode", "modules", "layers")}
     domains |= {f"{states}_offload_per_mille": range(PER_MILLE + 1) for states in ("optimizer", "activation")}
     known = {*constants(problem), *domains, *DERIVED}
-    return build_model(problem, rules_over(rules, known), domains)
+    return build_model(problem, rules_over(_rules_but_memory(problem), known), domains)
 
 
 def _recomputes_of(start: Start, recomputes: Sequence[Recompute]) -> Iterator[tuple[Recompute, int, int]]:

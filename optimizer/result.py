@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..search_spaces.layout import Layout, Problem
+from ..search_spaces.workload import Precision
 from .supernode_result import CheckpointTraffic, DevicesLeft, InsideCost, ReservePrice, StepAt
 
 
@@ -66,6 +67,8 @@ class PricedLayout(Result):
 class Certificate(Result):
     """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1.
 
+    How many met which end, and `any_cuts_lower_bound_s`, hang on where a search begins as well: a point of a sweep, which begins
+    with what others found before it, tells neither, so that it is the same whatever these were.
     Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it. `space` says how
     each layout is cut into chunks: `status`, `lower_bound_s` and `gap` hold for these cuts, `any_cuts_lower_bound_s` and
     `any_cuts_gap` for all layouts however they are cut, chunks redoing as many layers each. Of the plan's own layout no other cuts
@@ -76,9 +79,9 @@ class Certificate(Result):
     status: Literal["optimal", "feasible"]
     space: str
     legal: int
-    scored: int
-    cut_by_bound: int
-    cut_by_memory: int
+    scored: int | None = None
+    cut_by_bound: int | None = None
+    cut_by_memory: int | None = None
     lower_bound_s: float
     gap: float
     seconds: float
@@ -224,13 +227,22 @@ class AtImbalance(Result):
     refined_s: float | None = None
 
 
+class AtPrecision(Result):
+    """The least objective that a study found in one precision, none where nothing of it fits."""
+
+    precision: str
+    refined_s: float | None = None
+
+
 class Refined(Result):
     """The best layout of a study that started from the certified plan, and never worse than it in the `objective`.
 
     `start_s` and `refined_s` are seconds of the objective, none where a layout does not fit under all of its imbalances; `gain` is
     a share of the start. Of `trials` samples `repaired` were illegal and moved to the nearest legal choice, and `priced` distinct
     layouts came of all, of which `unfit` do not fit in memory. `noise` is what two layouts of one problem are commonly misjudged by
-    against each other.
+    against each other. `bucket` is how many parameters' gradients are to be reduced together, where not as the stack has it. Where
+    other precisions were permitted, `precision` is that of the layout and `precisions` says what each reached. Another precision
+    than the plan's comes with a `caution`, and so do buckets of another size.
     """
 
     objective: str
@@ -247,6 +259,10 @@ class Refined(Result):
     stopped: bool  # before all trials were made
     covers: str
     imbalances: tuple[AtImbalance, ...] = ()
+    bucket: int | None = None
+    precision: Precision | None = None
+    caution: str | None = None
+    precisions: tuple[AtPrecision, ...] = ()
     plan: PricedLayout
 
 
@@ -313,6 +329,14 @@ class Plan(Result):
     at_imbalance: tuple[StepAt, ...] | None = None
     goodput: Goodput | None = None
     unanswered: tuple[str, ...] = ()  # what was asked and not answered, or not wholly, in words
+
+    def with_refined(self, refined: Refined) -> Plan:
+        """The plan with a refined layout in its place, in the precision and with the buckets that this is for."""
+        work, stack = self.problem.workload, self.problem.stack
+        work = work.model_copy(update={"precision": refined.precision or work.precision})
+        stack = stack.model_copy(update={"gradient_bucket": refined.bucket or stack.gradient_bucket})
+        problem = self.problem.model_copy(update={"workload": work, "stack": stack})
+        return self.model_copy(update={"plan": refined.plan, "problem": problem})
 
     def to_json(self, indent: int | None = 2) -> str:
         return self.model_dump_json(indent=indent, exclude_none=True, by_alias=True)

@@ -33,7 +33,7 @@ from .bounds import (
     work_bounds_s,
 )
 from .interrupts import check, raised, stoppable
-from .stages import EQUAL, Partition, cut_family, least_partitions, partitioned_exactly, price_family, reachable, refined
+from .stages import EQUAL, Partition, cut_family, fitting_family_s, least_partitions, partitioned_exactly, reachable, refined
 
 ROWS_PER_BATCH, ROWS_AT_MOST = 300_000, 800_000
 """Layouts of the frames whose works are bounded together, at first, and once these have set a limit that seldom falls: then what a
@@ -286,6 +286,12 @@ class Search:
         return self._looked and (self.seconds_left < 0 or self._work > self._work_limit)
 
     @property
+    def _late(self) -> bool:
+        """Whether the time is over and something is found: then not even the first look is finished, where a replay takes long."""
+        check()
+        return bool(self._best) and self.seconds_left < 0
+
+    @property
     def seconds_left(self) -> float:
         """Until the time limit; infinite without one."""
         return self._deadline - time.monotonic()
@@ -377,7 +383,7 @@ class Search:
         self._cut_by_memory(rows, ~fits)
         exact = partitioned_exactly(self.model.problem, rows.table)
         ruled, some = np.nonzero(fits & ~exact)[0], np.nonzero(fits & exact)[0]
-        self._leave_open(bound[ruled])
+        self._leave_open(bound[fits & (~exact | (rows.lent > 0))])  # what a partner lends is taken to be as its own
         self._replay(_Wave(rows, frame, after).take(ruled), bound[ruled])
         while len(some) and not self.out_of_time:
             now, some = some[: self._rows_per_wave], some[self._rows_per_wave :]
@@ -456,6 +462,8 @@ class Search:
             now, order = order[:REPLAYED_ROWS], order[REPLAYED_ROWS:]
             for some in _groups(wave.rows.table, now, depth=False):
                 self._replay_some(wave.take(some), ways.take(some))
+            if self._late:
+                break
 
     def _note_near(self, wave: _Wave, bound: Floats, ways: _Ways) -> None:
         """Remembers the rows of each frame, vpp, micro-batch and rank order that are not much slower than the limit: the fastest,
@@ -499,8 +507,7 @@ class Search:
                     least_s = np.maximum(ruled_bounds_s(self.model, part), row_bounds_s(self.model, part, after[some]))
                     below_s = np.broadcast_to(least_s[:, None], family.shape[:2])
                 else:
-                    priced = price_family(self.model, part, family)
-                    below_s = np.where(priced.fits, priced.step_time_s, np.inf).reshape(family.shape[:2])
+                    below_s = fitting_family_s(self.model, part, family)
                 found = found.with_rows(some, below_s, family)
         return found
 

@@ -142,7 +142,7 @@ def attempt(run: Run, devices: int) -> Tried:
     """The best layout on so many devices, and the days that the run takes with it, failures included where they are known."""
     problem = run.problem(devices)
     try:
-        best = plan(problem, profile=run.profile, top=1, inside_by_default=True, bound_cuts=False).plan
+        best = plan(problem, profile=run.profile, top=1, inside_by_default=True, spread=False, bound_cuts=False).plan
     except Infeasible as error:
         return Tried(devices=devices, reason=error.summary)
     failures = Failures.of(problem)
@@ -192,10 +192,14 @@ def _unit(cluster: ClusterSpec) -> int:
     return min(supernode_size(cluster), server_size(cluster))
 
 
+def _per_token(run: Run) -> float:
+    """FLOPs of a token by 6·N."""
+    return 6.0 * load_model(run.model).active_parameters(embedding=False)
+
+
 def _least(run: Run) -> float:
     """Devices that it would take at their peak."""
-    active = load_model(run.model).active_parameters(embedding=False)
-    return 6.0 * active * run.tokens / run.cluster.accelerator.peak_flops[run.precision].value / SECONDS_PER_DAY / run.days
+    return _per_token(run) * run.tokens / run.cluster.accelerator.peak_flops[run.precision].value / SECONDS_PER_DAY / run.days
 
 
 def _first_in_time(run: Run, ladder: tuple[int, ...], at: Callable[[int], Tried]) -> int:
@@ -244,26 +248,27 @@ def _look_for_sure(run: Run, enough: int, at: Callable[[int], Tried]) -> None:
 
 
 def _limit(run: Run, last: Tried, fastest: float) -> tuple[str, ...]:
-    """Why no more devices were tried than the most of the cluster, or the most that are planned, and how many it would take."""
+    """What it would take beyond the cluster's or the planner's largest job, what that one can do, and the arithmetic."""
     most = run.cluster.max_devices
     why = f"{run.cluster.name} has no more" if most is not None and most <= MOST_DEVICES else "no larger job is planned"
-    tried = f"with {last.devices:,} devices, the most that were tried since {why}"
+    largest = f"{last.devices:,} devices, the most that were tried since {why}"
     if last.days is None:
-        needed = f"by the arithmetic 6·N·D takes at least {_least(run):,.0f} devices, were each at its peak"
-        return (f"{tried}: {last.reason}", needed)
-    needed = f"at the efficiency of those the arithmetic asks for {last.devices * last.days / run.days:,.0f} devices"
+        peak = run.cluster.accelerator.peak_flops[run.precision].value
+        least = f"by the arithmetic 6·N·D takes at least {_least(run):,.0f} devices, were each at its peak"
+        return (f"with {largest}: {last.reason}", least, *_by_hand(run, peak, "of a device at its peak"))
+    needed, seen = last.devices * last.days / run.days, run.tokens * run.days / last.days
+    rate = _per_token(run) * run.tokens / (last.devices * last.days * SECONDS_PER_DAY)
     return (
-        f"{tried}, it takes {last.days:.3g} days; {needed}",
-        *_by_hand(run, last.devices * last.days),
+        f"about {needed:,.0f} devices would, were they as efficient as {largest}",
+        f"those take {last.days:.3g} days, failures included, or see {seen:.3g} tokens in {run.days:g} days",
+        *_by_hand(run, rate, "of a device in the largest job that was tried"),
         *(_why(run, last, fastest)[1:] if last.days > fastest else ()),
     )
 
 
-def _by_hand(run: Run, device_days: float) -> Iterator[str]:
-    """The arithmetic at what devices do of a job that takes so many device-days, failures included, a line a step."""
-    active = load_model(run.model).active_parameters(embedding=False)
-    rate = 6.0 * active * run.tokens / (device_days * SECONDS_PER_DAY)
-    for line in arithmetic(active, run.tokens, run.days, rate, "of a device in the largest job that was tried"):
+def _by_hand(run: Run, rate: float, words: str) -> Iterator[str]:
+    """The arithmetic at what a device does, FLOP/s, a line a step."""
+    for line in arithmetic(_per_token(run) / 6.0, run.tokens, run.days, rate, words):
         yield f"{line.name}: {line.expression} = {line.value:.4g} {line.unit}".rstrip()
 
 

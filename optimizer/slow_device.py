@@ -117,7 +117,8 @@ def slow_assumptions(place: SlowPlace | None) -> Iterator[str]:
     if place is not None:
         yield (
             f"one device is slow: the plan's figures are with it in stage {place.stage}, alternatives' with it where it does least "
-            "harm to them; the bound of the certificate, and whatever else reads this plan, are of no device slow"
+            f"harm to them; where nobody chooses its place the plan's step takes up to {place.worst_step_time_s:.4g} s (stage "
+            f"{place.worst_stage}); the bound of the certificate, and whatever else reads this plan, are of no device slow"
         )
 
 

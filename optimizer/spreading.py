@@ -17,19 +17,21 @@ from .deadline import Deadline
 from .incumbent import Setting
 from .leftover import fuller, on, option_of, words_of
 from .rule_prices import Answer, faster
+from .search import Found
 from .stages import EQUAL
 
 
 def spread_out(
     setting: Setting,
     answer: Answer,
-    searched: Callable[[Problem], Answer],
+    finished: Callable[[Problem, Found], Answer],
     deadline: Deadline,
     progress: Callable[[float], None] | None = None,
 ) -> Answer:
     """The answer with the shortest step on any spread of the setting's devices, given the one for them as they are allocated.
 
-    `searched` answers a problem as that was answered. The answer is complete only if all spreads were searched to the end.
+    `finished` answers a problem as that was answered, given its fastest layout. The answer is complete only if all spreads were
+    searched to the end.
     """
     problem, best = setting.problem, answer
     ways = [(count, on(problem, count, cluster)) for count, cluster in spreads(problem.cluster, problem.devices)]
@@ -38,14 +40,16 @@ def spread_out(
     for tried, (count, other) in enumerate(ways[1:], start=1):
         found = faster(Setting(other, setting.profile), _step_s(best), deadline.share_s(len(ways) - tried + 1), progress)
         complete, bound_s = complete and found.complete, min(bound_s, found.lower_bound_s)
-        again = searched(other) if found.best else answer
+        again = finished(other, found) if found.best else answer
         option = option_of(words_of(other.cluster, count), other, problem.devices, again.found.best if found.best else (), True)
+        option = option.model_copy(update={"complete": found.complete})
         faster_one = _step_s(again) < _step_s(best)
         best, options = (again, [option, *options]) if faster_one else (best, [*options, option])
     if not best.found.best:
         return best
     more = fuller(setting, options, problem.devices, deadline, progress)
-    found = replace(best.found, complete=complete, lower_bound_s=bound_s if not complete else _step_s(best))
+    proved_s = best.found.best[0].step_time_s if complete else bound_s
+    found = replace(best.found, complete=complete, lower_bound_s=proved_s)
     return replace(best, found=found, options=(*options, *more))
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..cost_models.lending import held_in_flight, own_in_flight
 from ..cost_models.loads import Cuts, Loads
 from ..cost_models.pieces import Pieces
-from ..cost_models.pipeline import in_flight
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import INTERLEAVED, MIRRORED
-from ..cost_models.stage_times import Kept
+from ..cost_models.stage_times import Flow, Kept
 from ..cost_models.step import CostModel, Prices, moved_share
 from ..search_spaces.cutting import Cutting
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem
@@ -192,7 +192,7 @@ def _hold_commonest(model: CostModel, rows: Rows, most_work_s: Floats, ceiling_b
     static = piece.dense_weights[at] * rows.rates.total(0) + piece.expert_weights[at] * rows.rates.total(1)
     room = ceiling_bytes - rows.communicator_bytes - rows.least_transient_bytes
     pp, stages = rows.table.pp[:, None], np.arange(rows.table.pp.max(initial=0))
-    held = np.minimum(rows.table.num_microbatches[:, None], np.maximum(pp - stages, 1))  # of no stage: left out below
+    held = own_in_flight(pp, rows.table.num_microbatches[:, None], np.minimum(stages, pp - 1), rows.lent[:, None])
     most = np.minimum(room[:, None] / (static[:, None] + saved[:, None] * held), (most_work_s / work)[:, None])
     each = np.maximum(np.floor(most * (1.0 + EQUAL)), 0.0)
     return np.asarray(np.where(stages < pp, each, 0.0).sum(axis=1) >= count)
@@ -203,7 +203,7 @@ class _Filling:
 
     def __init__(self, model: CostModel, rows: Rows, most_work_s: Floats, ceiling_bytes: float) -> None:
         prefix, rates, table = rows.prefix, rows.rates, rows.table
-        self.pp, self._micro_batches = table.pp, table.num_microbatches
+        self.pp, self._micro_batches, self._lent = table.pp, table.num_microbatches, rows.lent
         self._prefix, self._rate = prefix, rates.total(0)
         self._depth, whole = np.minimum(prefix.depth, prefix.blocks), (prefix.depth >= prefix.blocks)[:, None]
         self._partly = bool(((prefix.depth > 0) & ~whole[:, 0]).any())
@@ -222,7 +222,7 @@ class _Filling:
         Stages are alike, so `length` blocks, those of the stage before, are tried first.
         """
         blocks, k = self._prefix.blocks, len(start)
-        held = np.minimum(self._micro_batches[:k], self.pp[:k] - stage)
+        held = own_in_flight(self.pp[:k], self._micro_batches[:k], stage, self._lent[:k])
         seconds, room = self._most_work_s[:k], self._room[:k]
         for piece, here in ((self._prefix.embedding, stage == 0), (self._prefix.head, self.pp[:k] == stage + 1)):
             if np.any(here):
@@ -376,10 +376,28 @@ def _fastest_of(model: CostModel, rows: Rows, family: Cuts, ceilings_bytes: Sequ
 
 def price_family(model: CostModel, rows: Rows, family: Cuts) -> Prices:
     """Every row under every way of its family (n, ways, ·), timed from below where there is a closed form, (n·ways,)."""
+    every, flow, place = _family_flow(model, rows, family)
+    return model.price_flow(every, flow.take(place))
+
+
+def fitting_family_s(model: CostModel, rows: Rows, family: Cuts) -> Floats:
+    """The steps of `price_family` as (n, ways), infinite for ways that do not fit, which are not timed: mostly the most."""
+    every, flow, place = _family_flow(model, rows, family)
+    load = flow.load.take(place)
+    away = model.away_bytes(every, load).max(axis=1) <= model.host_limit_bytes
+    fits = np.nonzero(away & (model.stage_bytes(every, load).max(axis=1) <= model.usable_bytes))[0]
+    found = np.full(len(place), np.inf)
+    if len(fits):
+        found[fits] = model.price_flow(every.take(fits), flow.take(place[fits])).step_time_s
+    return found.reshape(family.shape[:2])
+
+
+def _family_flow(model: CostModel, rows: Rows, family: Cuts) -> tuple[Rows, Flow, Ints]:
+    """Every row once for each of its ways, the pipelines of those that are not alike, and which is whose, (n·ways,)."""
     n, ways, width = family.shape
     works, work = distinct_rows(rows.work_columns)  # those that do the same are cut alike
     flow = model.flow(rows.take(np.repeat(works, ways)), family[works].reshape(-1, width), closed_form=True)
-    return model.price_flow(rows.take(np.repeat(np.arange(n), ways)), flow.take((work[:, None] * ways + np.arange(ways)).ravel()))
+    return rows.take(np.repeat(np.arange(n), ways)), flow, (work[:, None] * ways + np.arange(ways)).ravel()
 
 
 def partitioned_exactly(problem: Problem, table: LayoutTable) -> Bools:
@@ -405,7 +423,8 @@ class _Stages:
         self._model, self._rows, self._pp = model, rows, pp
         self._micro_batches = rows.table.num_microbatches[:, None, None, None]
         self._longest, self._cutting = longest, cutting_of(model, pp, 1)
-        moves = rows.column("activation_offload").any()
+        self._lent = rows.lent[:, None, None, None]
+        moves = rows.column("activation_offload").any() and not self._lent.any()
         self._moved = moved_share(rows)[:, None, None, None] if moves else None
         blocks, stage = rows.prefix.blocks, np.arange(pp)
         self._stop = np.minimum(np.arange(blocks + 1)[:, None] + np.arange(longest + 1), blocks)
@@ -452,7 +471,7 @@ class _Stages:
             total_s = before_f + before_b + load.forward_s + load.backward_s + self._after_s(stage, self._stop[starts])
         beside = before_f, before_b
         time_s = self._model.least_stage_time_s(self._rows, load, grid.kept, beside, total_s, self._after_all_s, stage)
-        saved = load.saved_bytes * in_flight("1f1b", self._pp, 1, self._micro_batches, stage)
+        saved = load.saved_bytes * held_in_flight(self._pp, self._micro_batches, stage, self._lent)
         if self._moved is not None:
             time_s = np.where(grid.host + saved * self._moved <= self._model.host_limit_bytes, time_s, np.inf)
         return time_s, grid.fixed + saved

@@ -8,28 +8,31 @@ proved of it but its own price.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, islice
 from typing import Literal
 
 import numpy as np
 
+from ..cost_models.profile import Profile
 from ..cost_models.step import CostModel
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import InputError
+from ..search_spaces.inputs import check_precision
 from ..search_spaces.layout import DEGREES, Floats, Ints, Layout, LayoutTable, Problem, Split
-from ..search_spaces.workload import LARGEST_IMBALANCE
+from ..search_spaces.workload import LARGEST_IMBALANCE, Precision
 from .engines.refinement import overflow_s, refined
 from .engines.sampling import PER_BATCH, tpe
 from .evaluation import price_layout
 from .incumbent import Setting, same_choice
 from .interrupts import stoppable
-from .repair import Repairs
-from .result import AtImbalance, Moved, Plan, PricedLayout, Refined
+from .repair import Repairs, keeps_rules
+from .result import AtImbalance, AtPrecision, Moved, Plan, PricedLayout, Refined
 from .search import Search
 from .stages import EQUAL, partitioned_exactly
-from .study_space import REACH, Box, Choice, Start, cut_at, table_of
+from .study_space import BUCKETS, REACH, Box, Choice, Run, Start, by_run, cut_at, table_of
 from .ties import misjudged_by
 
 TRIALS = 256
@@ -51,15 +54,19 @@ COVERS = (
     "outside the certified space: the frames, schedules and sharding of the plan, of its alternatives and of the fastest layouts "
     "with tenths of the optimizer on the host, or where the stack can quarters of the activations offloaded (at the greatest "
     "imbalance hedged), with any micro-batch that divides the batch, any recompute depth, any per mille of either, cuts of 1F1B "
-    "exact and others moved by up to "
-    f"{REACH} layers; what is fixed stays. The certificate stands for the plan; of the refined layout only its price is known."
+    f"exact and others moved by up to {REACH} layers, and the same in each other precision that was permitted; for the best of "
+    "these, where the framework can be told and reduces gradients once per step, buckets of 10 million to 2.56 billion of them; "
+    "what is fixed stays. The certificate stands for the plan; of the refined layout only its price is known."
 )
+CAUTION = "changes what is learnt and not only how fast: no price covers convergence. Compare loss curves before relying on it."
+UNTESTED = "No measured run has tested the price of buckets of another size than the framework's own: time both."
 Cuts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Refine:
-    """What a study is asked: how many samples, and which imbalances of the experts the layout has to do well under.
+    """What a study is asked: how many samples, which imbalances of the experts the layout has to do well under, and in which
+    precisions beside its own the job may run.
 
     Without imbalances the step time of the problem itself is made least; with them the worst or the mean over them.
     """
@@ -68,6 +75,7 @@ class Refine:
     imbalances: tuple[float, ...] = ()
     hedge: Literal["worst", "mean"] = "worst"
     seed: int = 0
+    precisions: tuple[Precision, ...] = ()
 
     def check(self, problem: Problem) -> None:
         """Raises InputError, naming what is wrong for the problem."""
@@ -82,6 +90,15 @@ class Refine:
             raise InputError("hedged imbalances: one is given twice; give each once")
         if self.imbalances and not problem.model.is_moe:
             raise InputError(f"hedged imbalances: {problem.model.name} has no experts; leave them out")
+        for precision in self.precisions:
+            check_precision(problem.cluster, problem.stack, precision)
+        own = problem.workload.precision
+        if self.precisions and set(self.precisions) == {own}:
+            raise InputError(f"refined precisions: {own} is the plan's own; name another that the job may run in")
+
+    def all_precisions(self, problem: Problem) -> tuple[Precision, ...]:
+        """The problem's own, in which the certified plan runs whatever is permitted, then the others."""
+        return tuple(dict.fromkeys((problem.workload.precision, *self.precisions)))
 
     @property
     def objective(self) -> str:
@@ -108,23 +125,40 @@ def study(setting: Setting, found: Plan, asked: Refine, progress: Callable[[floa
     """The best layout of a study around a plan and other good ones; an interrupt ends it with the best so far."""
     heard = progress or (lambda share: None)
     known = [one.layout for one in (found.plan, *found.alternatives)]
+    precisions = asked.all_precisions(setting.problem)
+    settings = [replace(setting, problem=Run(precision).of(setting.problem)) for precision in precisions]
+    starts = [_kept(each.problem, known) for each in settings]
     with stoppable() as listing:
         if found.certificate.status == "optimal":  # a search that was cut short is not followed by one that takes longer
-            wider = _wider(setting, known[0], asked, setting.deadline.hearing(lambda share: heard(0.5 * share)))
-            known += [one for one in wider if not any(same_choice(one, other) for other in known)]
-    trials, box = _begun(setting, known, asked)
+            for place, each in enumerate(settings):
+                told = setting.deadline.hearing(partial(_heard_part, heard, place, len(settings)))
+                wider = _wider(each, known[0], asked, place == 0, told)
+                starts[place] += [one for one in wider if not any(same_choice(one, other) for other in starts[place])]
+    trials, box = _begun(setting, [Start.of(s.problem, one) for s, own in zip(settings, starts, strict=True) for one in own], asked)
     with stoppable() as sampling:
         if not listing.stopped:
             _sample(trials, box, asked, setting.deadline.hearing(lambda share: heard(0.5 + 0.5 * share)))
+            trials.try_buckets(setting.problem)
     return _told(setting, found.plan, asked, trials, listing.stopped or sampling.stopped)
 
 
-def _wider(setting: Setting, layout: Layout, asked: Refine, progress: Callable[[float], None]) -> list[Layout]:
+def _heard_part(heard: Callable[[float], None], done: int, parts: int, share: float) -> None:
+    """Tells how far the listing is, the first half of a study, with `share` of the next of its parts done."""
+    heard(0.5 * (done + share) / parts)
+
+
+def _kept(problem: Problem, layouts: Sequence[Layout]) -> list[Layout]:
+    """Those of the layouts that are legal in the precision of the problem."""
+    legal = keeps_rules(problem, LayoutTable.from_layouts(layouts))
+    return [layout for layout, fine in zip(layouts, legal.tolist(), strict=True) if fine]
+
+
+def _wider(setting: Setting, layout: Layout, asked: Refine, listed: bool, progress: Callable[[float], None]) -> list[Layout]:
     """The fastest frames that beat a layout at the greatest imbalance hedged, with tenths of the optimizer or quarters of the
     activations offloaded.
 
-    None where that would list nothing new. An exact search: where no fraction is listed, a frame that needs a little offload is
-    known by what all of it costs, and would not be among the starts.
+    None where that would list nothing new, as far as the plain space was `listed` already. An exact search: where no fraction is
+    listed, a frame that needs a little offload is known by what all of it costs, and would not be among the starts.
     """
     problem = _at_imbalance(setting.problem, max(asked.imbalances, default=setting.problem.workload.expert_imbalance))
     workload = problem.workload
@@ -132,7 +166,7 @@ def _wider(setting: Setting, layout: Layout, asked: Refine, progress: Callable[[
     shares = (*(TENTHS if stack.optimizer_offload else ()), *(QUARTERS if stack.activation_offload else ()))
     if shares and "offload" not in workload.fix:
         workload = workload.model_copy(update={"fix": {**workload.fix, "offload": tuple(dict.fromkeys(("none", *shares)))}})
-    elif not asked.imbalances:
+    elif listed and not asked.imbalances:
         return []
     problem = problem.model_copy(update={"workload": workload})
     model = CostModel(problem, setting.profile)
@@ -144,12 +178,12 @@ def _wider(setting: Setting, layout: Layout, asked: Refine, progress: Callable[[
     return [candidate.layout for candidate in found.best]
 
 
-def _begun(setting: Setting, layouts: Sequence[Layout], asked: Refine) -> tuple[_Trials, Box]:
+def _begun(setting: Setting, starts: Sequence[Start], asked: Refine) -> tuple[_Trials, Box]:
     """A study without trials, whose first start is the plan."""
-    starts = tuple(Start.of(setting.problem, layout) for layout in layouts)
-    pricer, box = _Pricer(setting, asked, starts), Box(setting.problem, starts)
-    repairs = Repairs(pricer.models[0], setting.problem, starts, box.recomputes)
-    return _Trials(pricer, repairs, pricer.as_given(starts[0])), box
+    pricers, box = _Pricers(setting, asked, starts), Box(setting.problem, starts)
+    own = pricers.of(Run(starts[0].precision))
+    repairs = Repairs(own.models[0], setting.problem, starts, box.recomputes)
+    return _Trials(pricers, repairs, own.as_given(starts[0])), box
 
 
 def _sample(trials: _Trials, box: Box, asked: Refine, progress: Callable[[float], None]) -> None:
@@ -176,9 +210,9 @@ def _sample(trials: _Trials, box: Box, asked: Refine, progress: Callable[[float]
 
 @dataclass
 class _Trials:
-    """Choices that were priced, and the best of them; `start` is the plan as it was certified."""
+    """Choices that were priced, each by the pricer of how it runs, and the best; `start` is the plan as it was certified."""
 
-    pricer: _Pricer
+    pricers: _Pricers
     repairs: Repairs
     start: _Priced
     asked: int = 0
@@ -190,7 +224,13 @@ class _Trials:
 
     @property
     def starts(self) -> Sequence[Start]:
-        return self.pricer.starts
+        return self.repairs.starts
+
+    def best_s(self, precision: str) -> float:
+        """The least objective of what was priced in a precision, infinite where nothing of it fits."""
+        values = [one.value_s for choice, one in self.priced.items() if self.starts[choice.start].precision == precision]
+        certified = [self.start.value_s] if precision == self.starts[0].precision else []
+        return min([*certified, *values], default=math.inf)
 
     def fresh(self, choices: Iterable[Choice], most: int) -> list[Choice]:
         """The first of the choices that were neither priced nor proposed before; now they are proposed."""
@@ -202,23 +242,47 @@ class _Trials:
     def told(self, samples: Sequence[Choice]) -> list[float]:
         """What the sampler is told of samples, each of the nearest legal choice."""
         choices = self.repairs.made_legal(samples)
-        new = list(dict.fromkeys(choice for choice in choices if choice not in self.priced))
-        if new:
-            for choice, priced in zip(new, self.pricer.priced(new), strict=True):
-                self.priced[choice] = priced
-                if priced.value_s < self.found.value_s * (1.0 - EQUAL):
-                    self.best, self.found = choice, priced
+        self._price(list(dict.fromkeys(choice for choice in choices if choice not in self.priced)))
         self.asked += len(samples)
         return [self.priced[choice].told for choice in choices]
 
+    def try_buckets(self, problem: Problem) -> None:
+        """Prices the best choice with other buckets, where the stack can be told one."""
+        if problem.stack.sends_buckets:
+            self._price([replace(self.best, bucket=size) for size in BUCKETS])
+
+    def _price(self, new: Sequence[Choice]) -> None:
+        """Prices choices, and keeps the best."""
+        for run, members in by_run(self.starts, new):
+            some = [new[place] for place in members]
+            for choice, priced in zip(some, self.pricers.of(run).priced(some), strict=True):
+                self.priced[choice] = priced
+                if priced.value_s < self.found.value_s * (1.0 - EQUAL):
+                    self.best, self.found = choice, priced
+
+
+@dataclass
+class _Pricers:
+    """A pricer for each way to run, made when it is first asked for."""
+
+    setting: Setting
+    asked: Refine
+    starts: Sequence[Start]
+    known: dict[Run, _Pricer] = field(default_factory=dict)
+
+    def of(self, run: Run) -> _Pricer:
+        if run not in self.known:
+            self.known[run] = _Pricer(run.of(self.setting.problem), self.setting.profile, self.asked, self.starts)
+        return self.known[run]
+
 
 class _Pricer:
-    """Prices choices under every imbalance that is hedged, or under the problem's own."""
+    """Prices choices that run alike under every imbalance that is hedged, or under the problem's own."""
 
-    def __init__(self, setting: Setting, asked: Refine, starts: Sequence[Start]) -> None:
-        self.problem, self.starts = setting.problem, starts
-        imbalances = asked.imbalances or (self.problem.workload.expert_imbalance,)
-        self.models = tuple(CostModel(_at_imbalance(self.problem, value), setting.profile) for value in imbalances)
+    def __init__(self, problem: Problem, profile: Profile, asked: Refine, starts: Sequence[Start]) -> None:
+        self.problem, self.starts = problem, starts
+        imbalances = asked.imbalances or (problem.workload.expert_imbalance,)
+        self.models = tuple(CostModel(_at_imbalance(problem, value), profile) for value in imbalances)
         self._worst = asked.hedge == "worst"
 
     def as_given(self, start: Start) -> _Priced:
@@ -276,12 +340,15 @@ def _at_imbalance(problem: Problem, value: float) -> Problem:
 
 def _told(setting: Setting, before: PricedLayout, asked: Refine, trials: _Trials, stopped: bool) -> Refined:
     """What a study found, in the words of plan.json."""
-    start, best, problem = trials.start, trials.found, setting.problem
+    start, best = trials.start, trials.found
+    own, run = Run(trials.starts[0].precision), Run(trials.starts[trials.best.start].precision, trials.best.bucket)
+    problem = run.of(setting.problem)
     if best is start:
         layout = before.layout
     else:
         row = cut_at(table_of(problem, trials.starts, [trials.best]), [best.cuts])
         layout = row.layout(0, problem.model.num_layers)
+    sampled = [one for choice, one in trials.priced.items() if not choice.bucket]
     each = zip(asked.imbalances, start.times_s, best.times_s, strict=False)
     comparable = math.isfinite(start.value_s) and math.isfinite(best.value_s)
     return Refined(
@@ -290,21 +357,42 @@ def _told(setting: Setting, before: PricedLayout, asked: Refine, trials: _Trials
         refined_s=_finite(best.value_s),
         gain=1.0 - best.value_s / start.value_s if comparable else None,
         noise=misjudged_by(problem, setting.profile),
-        moved=_moved(before.layout, layout),
+        moved=(*_run_otherwise(own, run), *_moved(before.layout, layout)),
         trials=trials.asked,
         repaired=trials.repairs.repaired,
-        priced=len(trials.priced),
-        unfit=sum(not math.isfinite(one.value_s) for one in trials.priced.values()),
+        priced=len(sampled),
+        unfit=sum(not math.isfinite(one.value_s) for one in sampled),
         seed=asked.seed,
         stopped=stopped,
         covers=COVERS,
         imbalances=tuple(AtImbalance(imbalance=x, start_s=_finite(a), refined_s=_finite(b)) for x, a, b in each),
-        plan=before if best is start else price_layout(setting.model(), layout, simulated=True),
+        bucket=run.bucket or None,
+        precision=run.precision if asked.precisions else None,
+        caution=_caution(own, run),
+        precisions=tuple(
+            AtPrecision(precision=each, refined_s=_finite(trials.best_s(each)))
+            for each in (asked.all_precisions(setting.problem) if asked.precisions else ())
+        ),
+        plan=before if best is start else price_layout(CostModel(problem, setting.profile), layout, simulated=True),
     )
 
 
 def _finite(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) else None
+
+
+def _caution(before: Run, after: Run) -> str | None:
+    """What no price or no measured run covers of how the software runs otherwise."""
+    learnt = f"{after.precision} {CAUTION}" if after.precision != before.precision else ""
+    return " ".join(filter(None, (learnt, UNTESTED if after.bucket else ""))) or None
+
+
+def _run_otherwise(before: Run, after: Run) -> Iterator[Moved]:
+    """What of the software was moved: the precision, and buckets of gradients."""
+    if after.precision != before.precision:
+        yield Moved(knob="precision", before=before.precision, after=after.precision)
+    if after.bucket:
+        yield Moved(knob="gradient_bucket", before="as the stack has it", after=f"{after.bucket:,} parameters")
 
 
 def _moved(before: Layout, after: Layout) -> tuple[Moved, ...]:

@@ -2,10 +2,11 @@
 
 A choice keeps a start's frame, schedule and sharing of states, and sets what has too many values to list: the micro-batch, what is
 recomputed and to which depth, the fractions of the optimizer and of activations that are offloaded, and the cuts of schedules
-whose cuts follow from a rule.
-Stages of plain 1F1B are cut exactly for every choice, so that their cuts need no knob. Bucket sizes have none either: the cost
-model has no price for them. Nor has precision, which changes what is learnt and not only how fast: a plan for each precision is
-certified by itself. Depths of recompute that differ between chunks are the plan's own (`recutting`).
+whose cuts follow from a rule. The buckets in which gradients are reduced change nothing else: they have no knob, and are tried one
+by one for the best choice.
+Stages of plain 1F1B are cut exactly for every choice, so that their cuts need no knob. Precision changes what is learnt and not
+only how fast: a start has one, the problem's own unless others are permitted. Depths of recompute that differ between chunks are
+the plan's own (`recutting`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from ..search_spaces.enumeration import Space
 from ..search_spaces.expressions import divisors
 from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, FULL_UNIFORM, Layout, LayoutTable, Problem, Recompute, Split
 from ..search_spaces.quantities import PER_MILLE
+from ..search_spaces.workload import Precision
 from .stages import partitioned_exactly
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ OFFLOAD_STEPS = (1, 4, 16, 64, 256)
 """Per mille by which a neighbour's offload differs."""
 KIND_STEP = 64
 """Per mille by which the offload of a neighbour with another kind of recompute differs."""
+BUCKETS = tuple(10_000_000 << doubled for doubled in range(9))
+"""Parameters of a bucket of gradients that are tried."""
 DEPTH_STEPS = (1, 4)
 """Layers by which a neighbour's recompute depth differs."""
 
@@ -46,13 +50,17 @@ class Choice:
     offload_per_mille: int
     cuts: tuple[int, ...] = ()
     activations_per_mille: int = 0
+    bucket: int = 0
 
 
 @dataclass(frozen=True)
 class Start:
-    """A layout of the certified space: its row, its cuts, whether these are told in choices, and the deepest block recompute."""
+    """A layout of the certified space, or of that of another precision: its row, its cuts, whether these are told in choices, and
+    the deepest block recompute.
+    """
 
     layout: Layout
+    precision: Precision
     row: LayoutTable
     cuts: tuple[int, ...]
     tells_cuts: bool
@@ -64,7 +72,8 @@ class Start:
         split = row.splits[0]
         told = problem.stack.cuts_freely(split.vpp) and len(split.cuts) > 2 and not partitioned_exactly(problem, row).all()
         depth = row.recompute(0).layers
-        return cls(layout, row, split.cuts, told, max(max(split.counts) + REACH, depth if depth < ALL_LAYERS else 0))
+        deepest = max(max(split.counts) + REACH, depth if depth < ALL_LAYERS else 0)
+        return cls(layout, problem.workload.precision, row, split.cuts, told, deepest)
 
     def choice(self, place: int) -> Choice:
         """The start as a choice of its own."""
@@ -73,6 +82,27 @@ class Start:
         )
         cuts = self.cuts if self.tells_cuts else ()
         return Choice(place, self.layout.micro_batch, self.row.recompute(0), offload, cuts, activations)
+
+
+class Run(NamedTuple):
+    """How the software of a choice runs: precision of its GEMMs, and parameters of a bucket, 0 for the stack's own."""
+
+    precision: Precision
+    bucket: int = 0
+
+    def of(self, problem: Problem) -> Problem:
+        """The problem run so."""
+        workload = problem.workload.model_copy(update={"precision": self.precision})
+        changed = problem.model_copy(update={"workload": workload})
+        if not self.bucket:
+            return changed
+        return changed.model_copy(update={"stack": problem.stack.model_copy(update={"gradient_bucket": self.bucket})})
+
+
+def by_run(starts: Sequence[Start], choices: Sequence[Choice]) -> Iterator[tuple[Run, list[int]]]:
+    """The choices that run alike together: how, and their places."""
+    each = [Run(starts[choice.start].precision, choice.bucket) for choice in choices]
+    yield from ((run, [place for place, own in enumerate(each) if own == run]) for run in dict.fromkeys(each))
 
 
 def table_of(problem: Problem, starts: Sequence[Start], choices: Sequence[Choice]) -> LayoutTable:

@@ -48,9 +48,9 @@ class SlowPlace(Record):
 class LeftOption(Record):
     """A way to go on: how many devices it is planned for, how many of them the best layout uses, and its step.
 
-    No figures where nothing fits, or where it was searched only for what is faster than others and is `beaten`. With a slow device
-    in it the step is that with the device where it does least harm, `slow`. Only layouts that use `least_used` devices or more were
-    looked at.
+    No figures where nothing fits, or where it was searched only for what is faster than others and is `beaten`; unless it was
+    searched to its end, `complete`, there may be more. With a slow device in it the step is that with the device where it does the
+    least harm, `slow`. Only layouts that use `least_used` devices or more were looked at.
     """
 
     words: str
@@ -62,6 +62,7 @@ class LeftOption(Record):
     layout: Layout | None = None
     slow: SlowPlace | None = None
     beaten: bool = False
+    complete: bool = True
     least_used: int = 0
 
 

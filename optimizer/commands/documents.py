@@ -11,7 +11,7 @@ from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_cluster
 from ...search_spaces.layout import Layout, Problem
 from ..layout_words import complete, parse_layout
-from ..result import Plan, PricedLayout
+from ..result import Certificate, Plan, PricedLayout
 
 SAME_PROBLEM = ("model", "cluster", "devices", "stack", "global_batch", "seq_len", "precision")
 """What two layouts must share for their prices to be of one problem."""
@@ -21,10 +21,40 @@ def read_plan(path: Path) -> Plan:
     """A plan.json; InputError for anything else, what evaluate --json printed among it: it has no certificate."""
     document = parse_document(text_of(path, "a plan.json"), str(path), as_json=True)
     if "plan" in document and "certificate" not in document:
-        raise InputError(f"{path}: is one layout, as evaluate --json prints it; name what plan --out or plan --json wrote")
+        raise InputError(
+            f"{path}: is one layout, as evaluate --json prints it, with nothing that a search found to report; name what "
+            "plan --out or plan --json wrote"
+        )
     plan = to_record(Plan, document, str(path))
     _of(plan.problem, plan.plan, path)
     return plan
+
+
+def read_chosen(path: Path) -> Plan:
+    """A plan.json, or the layout that evaluate --json printed as a plan that nothing was searched for. InputError where it breaks
+    rules.
+    """
+    document = parse_document(text_of(path, "a plan.json"), str(path), as_json=True)
+    if "plan" not in document or "certificate" in document:
+        return read_plan(path)
+    if "reasons" in document:
+        raise InputError(f"{path}: its layout is not legal: {' '.join(map(str, document['reasons']))}")
+    problem, priced = _priced(document, path, 0)
+    if not priced.layout.stages:
+        raise InputError(f"{path}: its layout has no stages; price it with evaluate --json, and name what that printed")
+    unproved = Certificate(
+        status="feasible",
+        space="one layout, priced alone",
+        legal=1,
+        scored=1,
+        cut_by_bound=0,
+        cut_by_memory=0,
+        lower_bound_s=0.0,
+        gap=0.0,
+        seconds=0.0,
+    )
+    said = str(document.get("paraplan", ""))
+    return Plan(paraplan=said, problem=problem, assumptions=problem.assumptions, plan=priced, certificate=unproved)
 
 
 def read_priced(path: Path, alternative: int = 0) -> tuple[Problem, PricedLayout]:

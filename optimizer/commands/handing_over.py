@@ -16,7 +16,7 @@ TARGETS = "megatron-lm, megatron-bridge, mindspeed-llm, mindformers, torchtitan,
 
 
 def export_command(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by plan --out or plan --json.")],
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan.json, or what evaluate --json printed.")],
     to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help=f"What to write for: {TARGETS}.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")],
     framework_version: FrameworkVersion = None,
@@ -30,12 +30,12 @@ def export_command(
     """
     from ..exporters import render
     from ..writing import refuse_replacing, replaced, write_folder
-    from .documents import read_plan
+    from .documents import read_chosen
 
-    plan = read_plan(plan_file)
+    plan = read_chosen(plan_file)
     if refined and plan.refined is None:
         raise InputError(f"--refined: {plan_file} has no refined layout; write it with plan --refine, or leave the option out")
-    chosen = plan.model_copy(update={"plan": plan.refined.plan}) if refined and plan.refined is not None else plan
+    chosen = plan.with_refined(plan.refined) if refined and plan.refined is not None else plan
     files = render(chosen, to, framework_version)
     if not force:
         refuse_replacing(out, files)

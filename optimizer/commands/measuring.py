@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...cost_models.run_files import NEEDED
+from ...cost_models.run_files import NEEDED, OPTIONAL
 from ...cost_models.runs import MEASURED, PEAK
 from ..streams import Meter
 from .answers import Answer
@@ -19,18 +19,30 @@ if TYPE_CHECKING:
     from ...cost_models.validation import Validation
 
 MOST_NAMED = 8  # columns of a table that are not read
+OTHERS = ", ".join(name for name in OPTIONAL if name not in (*MEASURED, PEAK))
 RunsFile = Annotated[
     Path,
     typer.Argument(
         metavar="RUNS.csv",
-        help=f"Measured runs: a CSV with the columns {', '.join(NEEDED)} and a figure, such as {MEASURED[0]} or {PEAK}; README "
-        "lists the others. models.json beside it gives shapes of models.",
+        help=f"Measured runs: a CSV with the columns {', '.join(NEEDED)} and one of {', '.join((*MEASURED, PEAK))}. Others "
+        f"that are read: {OTHERS}, and a model's sizes; what each may say stands in results/validation/vocabulary.md. "
+        "models.json beside it gives shapes of models.",
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="Cluster, catalog name or YAML, that the runs were made on, where the column cluster names none; by default that of "
+        "their accelerator.",
     ),
 ]
 
 
 def validate_command(
     runs: RunsFile,
+    cluster: Where = None,
     profile: Profile = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -39,7 +51,7 @@ def validate_command(
     from ...cost_models.validation import validate
 
     with Meter(shown=not (quiet or as_json)) as meter:
-        found = validate(runs, profile, lambda share: meter("pricing runs", share))
+        found = validate(runs, profile, lambda share: meter("pricing runs", share), cluster)
     if as_json:
         return Answer(lambda: print(found.to_json()), () if quiet else _ignored(runs))
     return Answer(lambda: _render_validation(found), () if quiet else _ignored(runs))
@@ -52,6 +64,7 @@ def calibrate_command(
     site: Annotated[
         bool, typer.Option("--site", help="The runs are your own: rows without a split count too; one to three are enough.")
     ] = False,
+    cluster: Where = None,
     profile: Profile = None,
     quiet: Quiet = False,
 ) -> Answer:
@@ -64,16 +77,16 @@ def calibrate_command(
         from ...search_spaces.inputs import catalog_entry
 
         catalog_entry("stacks", stack)  # raises, naming what is near
-    spare_inputs({"--out": out}, (runs, profile, runs.parent / "models.json"))
+    spare_inputs({"--out": out}, (runs, profile, cluster, runs.parent / "models.json"))
     with Meter(shown=not quiet) as meter:
-        found = calibrate(runs, stack, site, profile, lambda share: meter("fitting", share))
+        found = calibrate(runs, stack, site, profile, lambda share: meter("fitting", share), cluster)
     write_file(out, profile_yaml(found))
     return Answer(lambda: _render_calibration(found), () if quiet else (*_ignored(runs), f"wrote {out}"))
 
 
 def _ignored(runs: Path) -> tuple[str, ...]:
     """A note on columns that nothing reads: one of them may be misspelt."""
-    from ...cost_models.run_files import OPTIONAL, columns_of
+    from ...cost_models.run_files import columns_of
     from ...cost_models.run_models import FLAGS, SIZES, unread
     from ...search_spaces.documents import did_you_mean
 

@@ -90,7 +90,7 @@ OffloadTo = Annotated[
     typer.Option(
         "--offload-to",
         metavar="TIER",
-        help="Where offloaded bytes go: host or pool (the supernode's); plan then also moves activations there.",
+        help="Where offloaded bytes go: host, pool (the supernode's) or peers (late stages' devices); plan then moves activations.",
     ),
 ]
 Framework = Annotated[str | None, typer.Option("--framework", metavar="NAME", help="Plan for what this framework can express.")]

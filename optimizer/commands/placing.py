@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HOSTS, RANKS = "hostfile", "rank_table.json"
 """Files that ranks writes."""
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by plan --out or plan --json.")]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan.json, or what evaluate --json printed.")]
 
 
 def ranks_command(
@@ -38,11 +38,11 @@ def ranks_command(
     """Write which server takes which ranks: a host file in the order of supernodes and, for Ascend, HCCL's rank table."""
     from ..rank_files import read_hosts, seats
     from ..writing import spare_inputs, write_folder
-    from .documents import read_plan, text_of
+    from .documents import read_chosen, text_of
 
     for name in (HOSTS, RANKS):
         spare_inputs({"--out": out / name}, (plan_file, hosts))
-    plan = read_plan(plan_file)
+    plan = read_chosen(plan_file)
     given = None if hosts is None else read_hosts(text_of(hosts, "a list of servers"), str(hosts))
     seated = seats(plan.plan.layout, plan.problem.cluster, given)
     written = write_folder(out, _files(plan, seated))

@@ -34,6 +34,7 @@ from .problem_options import ProblemOptions, SearchOptions, spread
 
 if TYPE_CHECKING:
     from ...search_spaces.layout import Layout, Problem
+    from ...search_spaces.workload import Precision
     from ..deadline import Deadline
     from ..result import Plan, PricedLayout
     from ..study import Refine
@@ -77,10 +78,17 @@ def plan_command(
         bool,
         typer.Option(
             "--refine",
-            help="Let Optuna go on from the plan, beyond what is listed. Neither precision (it changes what is learnt) nor bucket "
-            "sizes (they have no price) are turned.",
+            help="Let Optuna go on from the plan, beyond what is listed.",
         ),
     ] = False,
+    refine_precision: Annotated[
+        str | None,
+        typer.Option(
+            "--refine-precision",
+            metavar="NAME,…",
+            help="Precisions that --refine may choose: bf16,fp8. This changes what is learnt, which has no price.",
+        ),
+    ] = None,
     trials: Annotated[int | None, typer.Option("--trials", parser=whole, metavar="N", help="Samples of --refine; 256.")] = None,
     hedge_imbalance: Annotated[
         str | None,
@@ -120,7 +128,7 @@ def plan_command(
     from ..planner import plan, with_schedules
 
     parse_aims(objective, device_hour_price)  # raises, naming what is wrong
-    study = refine_asked(refine, trials, hedge_imbalance, hedge_by)
+    study = refine_asked(refine, trials, hedge_imbalance, hedge_by, refine_precision)
     machine, given, left = what_is_left(cluster, devices, free, lost or (), slow or ())
     problem = asked.sought(model, machine, given, global_batch, seq_len)
     problem = problem if schedule is None else with_schedules(problem, schedule)
@@ -191,13 +199,17 @@ def evaluate_command(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
-    """Price one layout and say whether it is legal. What --layout leaves out follows: dp from the devices, the rest is 1 or off."""
+    """Price one layout and say whether it is legal.
+
+    What --layout leaves out follows: dp from the devices; stages are cut as in a plan, fastest among those that fit; sharding is
+    zero1 or the first that the stack offers; the rest is 1 or off.
+    """
     from ...cost_models.profile import load_profile
     from ...cost_models.step import CostModel
-    from ..assumptions import assumptions, exchange_assumptions, schedule_assumptions
+    from ..assumptions import assumptions, cut_assumptions, exchange_assumptions, schedule_assumptions
     from ..checkpoint_traffic import checkpoint_traffic, parse_way
-    from ..evaluation import evaluate
-    from ..layout_words import complete, parse_layout
+    from ..evaluation import evaluate, switched
+    from ..layout_words import STAGES, complete, parse_layout
     from .documents import lying_as, read_priced
 
     told = read_priced(Path(layout)) if layout.endswith(".json") else None
@@ -213,8 +225,14 @@ def evaluate_command(
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
     curves = load_profile(problem.cluster.accelerator.name, profile)
-    exchanges = exchange_assumptions(CostModel(problem, curves), priced)
-    said = (*assumptions(problem, curves, profile), *schedule_assumptions(problem, priced.layout), *exchanges)
+    cost = CostModel(switched(problem, priced.layout), curves)
+    cut = () if whole_layout is not None or STAGES in given else cut_assumptions(cost, priced)
+    said = (
+        *assumptions(problem, curves, profile),
+        *schedule_assumptions(problem, priced.layout),
+        *exchange_assumptions(cost, priced),
+        *cut,
+    )
     problem = problem.model_copy(update={"assumptions": said})
     steps = () if at_imbalance is None else _steps(problem, priced.layout, at_imbalance, profile)
     draining = None if way is None else checkpoint_traffic(problem, priced, way, profile)
@@ -229,9 +247,9 @@ def evaluate_command(
     )
 
 
-def refine_asked(refine: bool, trials: int | None, imbalances: str | None, by: str | None) -> Refine | None:
+def refine_asked(refine: bool, trials: int | None, imbalances: str | None, by: str | None, precisions: str | None) -> Refine | None:
     """What the study of --refine is asked; InputError for options of it without it, or without what they need."""
-    given = {"--trials": trials, "--hedge-imbalance": imbalances, "--hedge-by": by}
+    given = {"--trials": trials, "--hedge-imbalance": imbalances, "--hedge-by": by, "--refine-precision": precisions}
     if not refine:
         alone = next((flag for flag, value in given.items() if value is not None), None)
         if alone is not None:
@@ -244,7 +262,18 @@ def refine_asked(refine: bool, trials: int | None, imbalances: str | None, by: s
     offered("--hedge-by", by or "worst", ("worst", "mean"))
     at_least_one("--trials", TRIALS if trials is None else trials)
     hedge: Literal["worst", "mean"] = "mean" if by == "mean" else "worst"
-    return Refine(TRIALS if trials is None else trials, _imbalances(imbalances or ""), hedge)
+    permitted = _precisions(precisions or "")
+    return Refine(TRIALS if trials is None else trials, _imbalances(imbalances or ""), hedge, precisions=permitted)
+
+
+def _precisions(text: str) -> tuple[Precision, ...]:
+    """Names of precisions between commas."""
+    from ...search_spaces.workload import PRECISIONS
+
+    names = [name.strip() for name in text.split(",")] if text else []
+    for name in names:
+        offered("--refine-precision", name, PRECISIONS)
+    return tuple(each for each in PRECISIONS if each in names)
 
 
 def _steps(problem: Problem, layout: Layout, text: str, profile: str | None) -> tuple[StepAt, ...]:

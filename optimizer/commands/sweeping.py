@@ -181,10 +181,12 @@ def _interrupted(store: Store, points: Sequence[Point]) -> tuple[str, ...]:
 def _shown(store: Store, keys: Sequence[str] | None, query: str, wanted: _Wanted) -> Answer:
     """The points that a query picks, written and printed as asked for."""
     from ..sweeps.query import check_values, parse_query, select
+    from ..sweeps.series import with_efficiencies
     from ..sweeps.table import columns_of, rows_of, write_csv, write_parquet
 
     every = rows_of(store, keys)
-    stored = [row for _, row in every]
+    stored = with_efficiencies([row for _, row in every])
+    every = [(key, row) for (key, _), row in zip(every, stored, strict=True)]
     conditions = parse_query(query, columns_of(stored))
     check_values(conditions, stored)
     picked = select(every, conditions)

@@ -92,9 +92,10 @@ def warnings(found: Calibration) -> list[str]:
     named = ", ".join(f"{name} ({ratio:.3g}×)" for name, ratio in found.unexplained[:MOST_IDS])
     more = len(found.unexplained) - MOST_IDS
     rest = f" and {more} more" if more > 0 else ""
+    left = "intervals do not count them" if found.residuals.slips else "figures and intervals are not to be relied on"
     return [
         f"warning: the fitted figures, kept within physical bounds, do not explain {named}{rest}, measured over predicted; check "
-        "step time, batch and layout, or leave the rows out: figures and intervals are not to be relied on"
+        f"step time, batch and layout, or leave the rows out: {left}"
     ]
 
 
@@ -105,6 +106,11 @@ def profile_yaml(calibrations: Calibrations) -> str:
         figures = {name: figure.model_dump(exclude_defaults=True) for name, figure in found.figures().items()}
         stacks.setdefault(found.stack, {})[found.accelerator] = figures
     document: dict[str, object] = {"stacks": stacks}
+    if calibrations.site:
+        clusters: dict[str, dict[str, list[str]]] = {}
+        for found in calibrations:
+            clusters.setdefault(found.stack, {})[found.accelerator] = list(found.clusters)
+        document["learnt_on"] = clusters
     if intervals := calibrations.intervals.model_dump(exclude_defaults=True):
         document["intervals"] = intervals
     if calibrations.pools:

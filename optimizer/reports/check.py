@@ -162,7 +162,8 @@ def _fits(found: Checked, fit: Fit) -> RenderableType:
         count = wording.count(len(found.may_change_model), "option")
         body.append(Text(f"may be wrong: {count} that may change the model, not known here (below)", style=BAD))
     if fit.over_gib > 0:
-        mend = "any one of these mends it:" if fit.mends else "no change of one or two choices mends it"
+        ways = {0: "no change of one or two choices mends it", 1: "this mends it:"}
+        mend = ways.get(len(fit.mends), "any one of these mends it:")
         body.append(Text(f"{wording.gib(fit.over_gib)} too much; {mend}", style=BAD))
     lines = []
     for each in fit.mends:

@@ -62,14 +62,16 @@ def aim_figure(name: str, value: float) -> str:
 
 
 def _front(points: tuple[FrontPoint, ...], certificate: FrontCertificate) -> Group:
-    """Every shown layout with its aims; marked ones stand out."""
+    """Every shown layout with its aims, and the devices of its job where these differ; marked ones stand out."""
     aims = certificate.aims
-    table = grid(*["right"] * len(aims), "wrap", "wrap")
-    units = [aim_head(name, certificate) for name in aims]
-    table.add_row(*(Text(text, style=LABEL) for text in (*units, "layout", "")))
-    for point in points:
+    given = [point.devices_used + point.devices_idle for point in points]
+    told = len(set(given)) > 1 and "devices" not in aims
+    heads = [*(["devices"] if told else []), *(aim_head(name, certificate) for name in aims)]
+    table = grid(*["right"] * len(heads), "wrap", "wrap")
+    table.add_row(*(Text(text, style=LABEL) for text in (*heads, "layout", "")))
+    for point, count in zip(points, given, strict=True):
         style = STRONG if point.marks else ""
-        figures = [aim_figure(name, point.aims[name]) for name in aims]
+        figures = [*([f"{count:,}"] if told else []), *(aim_figure(name, point.aims[name]) for name in aims)]
         marks = Text(", ".join(point.marks), style=GOOD)
         table.add_row(*(Text(figure, style=style) for figure in figures), Text(degrees(point.layout)), marks)
     method = "exact" if certificate.method == "exact" else "NSGA-II, not proved"
@@ -81,8 +83,8 @@ def _front(points: tuple[FrontPoint, ...], certificate: FrontCertificate) -> Gro
         return section(best_in(aims[0]).capitalize(), Text(said, style=LABEL), note=Text(method, style=LABEL))
     within = f"no other is better than a shown one by more than {wording.percent(certificate.within)} in any aim. "
     knee = "The knee's largest shortfall is least, each aim scaled from its least to its greatest value shown. "
-    told = Text((f"{len(points)} shown: {within}" if certificate.within else "") + knee + said, style=LABEL)
-    return section("Front", table, told, note=Text(method, style=LABEL))
+    below = Text((f"{len(points)} shown: {within}" if certificate.within else "") + knee + said, style=LABEL)
+    return section("Front", table, below, note=Text(method, style=LABEL))
 
 
 def _table(found: Sensitivity, layout: Layout) -> Group:
@@ -158,6 +160,9 @@ def _refined(found: Refined) -> Group:
         parts.append(table)
     if found.imbalances:
         parts.append(_by_imbalance(found))
+    parts.extend(_precision_words(found))
+    if found.caution:
+        parts.append(Text(found.caution, style=STRONG))
     kept = f"{wording.count(found.trials, 'sample')}, {found.repaired:,} of them illegal and moved to the nearest legal layout"
     tried = f"{wording.count(found.priced, 'layout')} priced, of which {found.unfit:,} do not fit"
     ended = "Stopped early: " if found.stopped else ""
@@ -175,6 +180,15 @@ def _gain(found: Refined) -> str:
     if not found.gain:
         return f"{found.objective} {now}: nothing better than the plan was found"
     return f"{found.objective} {now}, {wording.percent(found.gain)} less than the plan's {wording.seconds(found.start_s, 4)}"
+
+
+def _precision_words(found: Refined) -> Iterator[RenderableType]:
+    """What each permitted precision reached."""
+    if found.precision is None:
+        return
+    each = ((one.precision, one.refined_s) for one in found.precisions)
+    reached = (f"{name} {'nothing that fits' if least is None else wording.seconds(least, 4)}" for name, least in each)
+    yield Text(f"Best by precision: {', '.join(reached)}.")
 
 
 def _by_imbalance(found: Refined) -> RenderableType:

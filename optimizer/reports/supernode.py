@@ -117,7 +117,7 @@ def slow_words(plan: Plan) -> list[Text]:
     """What the headline's step is of where a device of the plan is slow."""
     if plan.devices_left is None or (place := plan.devices_left.slow) is None:
         return []
-    return [Text(f"that is with the slow device in stage {place.stage}, as advised below{_elsewhere(place)}", style=DOUBT)]
+    return [Text(f"that is with the slow device where it does least harm, stage {place.stage}{_elsewhere(place)}", style=DOUBT)]
 
 
 def _slow(left: DevicesLeft) -> Iterator[Text]:
@@ -131,17 +131,18 @@ def _slow(left: DevicesLeft) -> Iterator[Text]:
 
 
 def _elsewhere(place: SlowPlace) -> str:
-    """What a step would take without the slow device, and with it where it does most harm."""
-    said = f"; {wording.seconds(place.spared_step_time_s)} if none were slow"
-    if place.worst_step_time_s > place.step_time_s * (1.0 + WORTH_SAYING):
-        said += f", {wording.seconds(place.worst_step_time_s)} with it in stage {place.worst_stage}"
-    return said
+    """What a step takes with the slow device where it does most harm, and without it."""
+    worst = f"{wording.seconds(place.worst_step_time_s)} where it does most, stage {place.worst_stage}"
+    if place.worst_step_time_s <= place.step_time_s * (1.0 + WORTH_SAYING):
+        worst = "no more in any other"
+    return f"; {worst}; {wording.seconds(place.spared_step_time_s)} if none were slow"
 
 
 def _row(option: LeftOption, options: Sequence[LeftOption], ruled: bool) -> tuple[Text, Text, Text, Text]:
     style = STRONG if option.layout == options[0].layout and option.devices == options[0].devices else ""
     if option.step_time_s is None or option.layout is None:
         none = f"nothing faster{' keeps to the rule' * ruled}" if option.beaten else "nothing fits"
+        none = none if option.complete else "nothing faster found, not searched to the end"
         return Text(option.words), Text("–"), Text("–"), Text(none)
     idle = f"{option.devices_idle:,}"
     return (

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from ..sweeps.grid import AXES
 from ..sweeps.point import PLANNED
-from ..sweeps.table import Row
+from ..sweeps.table import EFFICIENCIES, Row
 from . import wording
 from .drawing import BAD, INDENT, LABEL, STRONG, grid, print_sections, section, width_of
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp")
-SHORT = {"global_batch": "batch", "seq_len": "seq"}
+SHORT = {"global_batch": "batch", "seq_len": "seq"} | dict(zip(EFFICIENCIES, ("fixed batch", "batch grows"), strict=True))
 FEW_REASONS = 8
 FULL_WIDTH = 110
 GAP, LEAST_LAYOUT = 2, 22
@@ -52,10 +52,11 @@ def _table(rows: Sequence[Row], width: int) -> list[RenderableType]:
     wide = width >= FULL_WIDTH
     named = [name for name in axes if name in {"model", "cluster", "precision", *options}]
     counted = [name for name in axes if name not in named]
-    told = ("step", "tokens/s/device", "MFU", "layout") if wide else ("step", "MFU", "layout")
+    scales = [name for name in EFFICIENCIES if wide and any(row.get(name) is not None for row in rows)]
+    told = ("step", *(["tokens/s/device"] if wide else []), "MFU", *(SHORT[name] for name in scales), "layout")
     heads = [*(SHORT.get(name, name) for name in counted), *told]
     names = [[_cell(row.get(name)) for name in named] for row in rows]
-    figures = [[*(_cell(row.get(name)) for name in counted), *_result(row, wide)] for row in rows]
+    figures = [[*(_cell(row.get(name)) for name in counted), *_result(row, wide, scales)] for row in rows]
     sizes = _sizes([[Text(head) for head in heads], *figures])[:-1]
     titles = [Text(SHORT.get(name, name.removeprefix("option ")), style=LABEL) for name in named]
     labels = [Text(head, style=LABEL) for head in heads]
@@ -84,14 +85,16 @@ def _sizes(lines: Sequence[Sequence[Text]]) -> list[int]:
     return [max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)]
 
 
-def _result(row: Row, wide: bool) -> list[Text]:
+def _result(row: Row, wide: bool, scales: Sequence[str]) -> list[Text]:
     if row["status"] not in PLANNED:
-        return [Text("–"), *([Text("–")] if wide else []), Text("–"), Text(row["status"], style=BAD)]
+        return [*(Text("–") for _ in range(2 + wide + len(scales))), Text(row["status"], style=BAD)]
     rate = [Text(f"{row['tokens_per_s_per_device']:,.0f}")] if wide else []
     layout = " ".join(f"{name}{row[name]}" for name in DEGREES if row[name] > 1) or "one device"
     more = [row[name] for name in ("recompute", "offload") if row[name] not in (None, "none")] if wide else []
     stopped = "" if row["status"] == "optimal" else f" (within {row['gap']:.0%})"
-    return [Text(wording.seconds(row["step_time_s"])), *rate, Text(f"{row['mfu']:.1%}"), Text(" ".join([layout, *more]) + stopped)]
+    shares = [Text("–" if row.get(name) is None else f"{row[name]:.0%}") for name in scales]
+    step, mfu = Text(wording.seconds(row["step_time_s"])), Text(f"{row['mfu']:.1%}")
+    return [step, *rate, mfu, *shares, Text(" ".join([layout, *more]) + stopped)]
 
 
 def _reasons(rows: Sequence[Row]) -> list[RenderableType]:

@@ -42,6 +42,8 @@ CURVES = ("step time", "MFU")
 DPI = 110
 LEAST_RATIO = 3.0
 """Of the ends of a logarithmic axis, so that differences of a per cent look like it."""
+STEEP = 0.2
+"""Slope of a front as it is drawn from which on it would cross a label over its point."""
 LEAST_GAP = 0.088
 """Between names at the ends of lines, as a share of the panel's height."""
 
@@ -288,13 +290,16 @@ def fronts(rows: Sequence[Row]) -> Figure | None:
     for place, (title, some) in enumerate(shown.items()):
         axes = figure.add_subplot(lines, columns, place + 1)
         axes.set_title(_folded(title or some[0]["model"], 3.0 / CELL_INCHES[0]), fontsize=NORMAL + 0.5, loc="left")
-        ends = []
+        ends, drawn = [], []
         for name, (colour, mark) in series.items():
             own = [row for row in some if row["cluster"] == name and is_planned(row)]
             if own:
-                ends.append((name, _draw_front(axes, own, colour, mark)))
+                drawn.append((_draw_front(axes, own, colour, mark), colour))
+                ends.append((name, device_hours(drawn[-1][0][-1])))
         _logarithmic(axes)
         _logarithmic(axes, "x", lambda value, _: f"{value / 1e6:,.10g}M")
+        for best, colour in drawn:
+            _name_points(axes, best, darker(colour))
         axes.minorticks_off()
         axes.tick_params(labelsize=NORMAL - 1.5)
         axes.grid(True, color="#eceef1", linewidth=0.6)
@@ -305,8 +310,8 @@ def fronts(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def _draw_front(axes: Axes, rows: Sequence[Row], colour: str, mark: str) -> float:
-    """All points, those that another beats faint; the height at which the front ends."""
+def _draw_front(axes: Axes, rows: Sequence[Row], colour: str, mark: str) -> list[Row]:
+    """All points, those that another beats faint; those of the front."""
     best = front(rows, device_hours, lambda row: float(row["tokens_per_s"]))
     axes.plot(
         [row["tokens_per_s"] for row in rows], [device_hours(row) for row in rows],
@@ -316,12 +321,19 @@ def _draw_front(axes: Axes, rows: Sequence[Row], colour: str, mark: str) -> floa
         [row["tokens_per_s"] for row in best], [device_hours(row) for row in best],
         color=colour, marker=mark, markersize=4.5, linewidth=1.3,
     )  # fmt: skip
-    for row in best:
+    return best
+
+
+def _name_points(axes: Axes, best: Sequence[Row], colour: str) -> None:
+    """Devices of every point of a front over it; left of it where the front climbs: from there no line comes."""
+    places = [(row["tokens_per_s"], device_hours(row)) for row in best]
+    drawn = axes.transData.transform(places)
+    climbs = any(after[1] - here[1] > STEEP * (after[0] - here[0]) for here, after in pairwise(drawn))
+    for row, place in zip(best, places, strict=True):
         axes.annotate(
-            f"{row['devices']:,}", (row["tokens_per_s"], device_hours(row)), xytext=(0, 5), textcoords="offset points",
-            fontsize=SMALL - 1, ha="center", color=darker(colour),
+            f"{row['devices']:,}", place, xytext=(-2 if climbs else 0, 5), textcoords="offset points",
+            fontsize=SMALL - 1, ha="right" if climbs else "center", color=colour,
         )  # fmt: skip
-    return device_hours(best[-1])
 
 
 def aims(traded: Sequence[Trade]) -> Figure | None:

@@ -289,7 +289,7 @@ def _alternatives(plan: Plan, width: int) -> Group:
     Where another aim than the step time leads, its figures stand first, and how much more of it each takes.
     """
     if not plan.alternatives:
-        elsewhere = f"none on so many devices; --objective {_led_by(plan)},{STEP_TIME} shows those on others"
+        elsewhere = "none on so many devices; the front shows those on others"
         none = elsewhere if _led_by(plan) in FEWER_DEVICES else "none: no other frame is legal and fits"
         return section("Alternatives", Text(none, style=LABEL))
     priced = (plan.plan, *plan.alternatives)
@@ -369,16 +369,21 @@ def _certificate(plan: Plan) -> Group:
         verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}{_anyhow(certificate)}."
     else:
         verdict = f"Not proved: a layout could be as fast as {bound}; the plan takes {gap} longer{_anyhow(certificate)}."
-    left = "cut by the bound" if optimal or led else "cut by the bound or not looked at"
-    counts = (
-        f"{wording.count(certificate.legal, 'legal layout')}: {certificate.scored:,} scored, {certificate.cut_by_bound:,} {left}, "
-        f"{certificate.cut_by_memory:,} cut by memory, in {wording.seconds(certificate.seconds)}."
-    )
+    counts = _counted(certificate, whole=optimal or bool(led))
     body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate))]
     body += [Text(sentence) for sentence in _simulated(plan.plan, plan.alternatives)]
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
     status = f"of the step time: {_status(certificate)}" if led else _status(certificate)
     return section("Certificate", *body, note=Text(status, style=GOOD if optimal else DOUBT))
+
+
+def _counted(certificate: Certificate, whole: bool) -> str:
+    """How many layouts there are and what became of them, as far as that is told; `whole`: all were looked at."""
+    legal, seconds = wording.count(certificate.legal, "legal layout"), wording.seconds(certificate.seconds)
+    if certificate.scored is None:
+        return f"{legal}, scored, cut by the bound or cut by memory in {seconds}."
+    cut = f"{certificate.cut_by_bound:,} cut by the bound{'' if whole else ' or not looked at'}"
+    return f"{legal}: {certificate.scored:,} scored, {cut}, {certificate.cut_by_memory:,} cut by memory, in {seconds}."
 
 
 def _aim_verdict(plan: Plan) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cost_models.memory import GIB
-from ...cost_models.run_statistics import RANKED_WITHIN, SMALLEST_GROUP, regret
+from ...cost_models.run_clusters import device_of
+from ...cost_models.run_statistics import SMALLEST_GROUP, ranked_within, regret
 from ...cost_models.validation import Outcome, Validation
 from ...search_spaces.errors import InputError
 from ...search_spaces.quantities import free_bytes
@@ -98,9 +99,9 @@ def regrets(validation: Validation) -> Figure:
     found: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for name in validation.families:
         for o in _timed(validation, name):
-            found[tuple(o.run.text(column) for column in RANKED_WITHIN)].append(o)
+            found[ranked_within(o)].append(o)
     for key, members in found.items():
-        if len(members) >= SMALLEST_GROUP:
+        if key and len(members) >= SMALLEST_GROUP:
             groups[key[0]].append(_regret_pair(members))
     return _grid(
         {f"{name} ({len(pairs)} groups)": sorted(pairs) for name, pairs in groups.items()}, _draw_regrets, "group", "regret, %"
@@ -120,7 +121,7 @@ def _log_ratio(outcome: Outcome) -> float:
 
 
 def _stack(outcome: Outcome) -> tuple[str, str]:
-    return (outcome.job.problem.stack.name if outcome.job else "", outcome.run.accelerator)
+    return (outcome.job.problem.stack.name if outcome.job else "", device_of(outcome.run))
 
 
 def _biases(rows: Sequence[Outcome]) -> dict[tuple[str, str], float]:

@@ -74,6 +74,7 @@ class PlanOptions(Frozen):
     trials: Count | None = None
     hedge_imbalance: str | None = None
     hedge_by: str | None = None
+    refine_precision: str | None = None
     engine: str = "auto"
     time_limit: Annotated[Number, Field(gt=0)] | None = None
     top: Count = 1

@@ -72,7 +72,9 @@ def solve(point: Point, folder: Path) -> Outcome:
             device_hour_price=options.device_hour_price,
             sensitivity=options.sensitivity,
             robust=options.robust,
-            refine=refine_asked(options.refine, options.trials, options.hedge_imbalance, options.hedge_by),
+            refine=refine_asked(
+                options.refine, options.trials, options.hedge_imbalance, options.hedge_by, options.refine_precision
+            ),
             inside_by_default=not options.inside,
             left=left,
             bound_cuts=options.bound_cuts,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ...search_spaces.scaling_families import is_family, parameters
 from .grid import AXES, Batch
 from .point import PLANNED
-from .table import Row
+from .table import EFFICIENCIES, Row
 
 K = TypeVar("K")
 
@@ -20,6 +20,7 @@ DIVIDES_LAYERS = ("tp", "pp", "ep")
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp")
 EVERY_MILLION = 1e6
 SECONDS_PER_HOUR = 3600.0
+DECIMALS = 4  # of an efficiency in a table
 
 
 def is_planned(row: Row) -> bool:
@@ -97,16 +98,38 @@ def problem_but(row: Row, *left_out: str) -> tuple[object, ...]:
 
 
 def efficiencies(rows: Sequence[Row], batch: Batch) -> dict[int, float]:
-    """Of the rows of a batch, by their place: tokens per second and device over those of the fewest devices that have a plan."""
+    """Of the rows of a batch, by their place: tokens per second and device over those of the fewest devices that have a plan.
+
+    Rows with which no others differ in devices alone are left out.
+    """
     groups: dict[object, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         if is_planned(row) and in_batch(row, batch):
             groups[problem_but(row, "devices", "global_batch")].append(place)
     found: dict[int, float] = {}
     for places in groups.values():
+        if len({rows[place]["devices"] for place in places}) < 2:
+            continue
         least = rows[min(places, key=lambda place: rows[place]["devices"])]["tokens_per_s_per_device"]
         found |= {place: rows[place]["tokens_per_s_per_device"] / least for place in places}
     return found
+
+
+def with_efficiencies(rows: Sequence[Row]) -> list[Row]:
+    """The rows with how well each scales, at a batch that stays and at one that grows with the devices (EFFICIENCIES).
+
+    None where no other count of devices has a plan at that batch, or this one has none: there is nothing to compare.
+    """
+    fixed, scaled = EFFICIENCIES
+    added: list[Row] = [dict.fromkeys(EFFICIENCIES) for _ in rows]
+    counts = {(row["global_batch"], row["devices"]) for row in rows}
+    shared = {fixed: {Batch("sequences", batch) for batch, _ in counts}}
+    shared[scaled] = {Batch("per device", batch / devices) for batch, devices in counts}
+    for name, of_kind in shared.items():
+        for batch in of_kind:
+            for place, share in efficiencies(rows, batch).items():
+                added[place][name] = round(share, DECIMALS)
+    return [{**row, **more} for row, more in zip(rows, added, strict=True)]
 
 
 def device_hours(row: Row) -> float:

@@ -45,6 +45,7 @@ def sweep(sweep_file: Path | str, store: str, *, workers: int | None = None, pro
 
     `workers` processes of this machine plan, as many as there are cores by default. InputError for a sweep or a store that is none.
     """
+    from .series import with_efficiencies
     from .workers import Processes, usable_cores
 
     path = Path(sweep_file)
@@ -52,7 +53,7 @@ def sweep(sweep_file: Path | str, store: str, *, workers: int | None = None, pro
     pool = Processes(min(workers or usable_cores(), len(points)))
     try:
         run_sweep(points, path.absolute().parent, place, pool, progress)
-        return [row for _, row in rows_of(place, [point.key for point in points])]
+        return with_efficiencies([row for _, row in rows_of(place, [point.key for point in points])])
     finally:
         pool.close()
         place.close()

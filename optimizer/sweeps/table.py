@@ -28,6 +28,10 @@ CHOICES = (
 )
 PROOF = ("legal", "gap")
 ABOUT = ("seconds", "paraplan", "reason")
+EFFICIENCIES = ("efficiency_fixed_batch", "efficiency_scaled_batch")
+"""Tokens per second and device over those of the fewest devices of the table, at as many sequences a step, and at as many for every
+device; they come from all rows together (`series.with_efficiencies`).
+"""
 WHOLE = frozenset((*FIGURES[:2], "devices", "global_batch", "seq_len", "devices_used", "devices_idle", *CHOICES[:10], "legal"))
 TEXT = frozenset(("model", "cluster", "precision", "status", "memory_verdict", "paraplan", "reason", *CHOICES[10:]))
 

@@ -228,7 +228,7 @@ def legal_layouts(problem: Problem) -> list[Layout]:
         for pipeline, after_pipeline in _kept(_pipelines(problem, frame), framed, after_frame):
             for sharing, _ in _kept(_sharings(problem), {**framed, **pipeline}, after_pipeline):
                 layout = _layout(frame, pipeline, sharing)
-                found.setdefault(_meaning(layout), layout)
+                found.setdefault(_meaning(problem.stack, layout), layout)
     return list(found.values())
 
 
@@ -405,11 +405,15 @@ def can_be_told(problem: Problem, pp: int, vpp: int, cuts: tuple[int, ...]) -> b
     return bare_last or "t" in chunks[place]
 
 
-def _meaning(layout: Layout) -> tuple[object, ...]:
-    """What tells layouts apart: the CP type only where there is CP, the rank order only where pp and dp both are."""
-    always = (*FRAME, "vpp", "micro_batch", "schedule", "recompute", "optimizer_sharding", "offload")
+def _meaning(stack: Stack, layout: Layout) -> tuple[object, ...]:
+    """What tells layouts apart: the CP type only where there is CP, the rank order only where pp and dp both are; of ZeRO-2 and
+    ZeRO-3 nothing, where a pipeline's stages stay gathered.
+    """
+    always = (*FRAME, "vpp", "micro_batch", "schedule", "recompute", "offload")
+    gathered = stack.footprint.gathered_stages and layout.pp > 1 and layout.optimizer_sharding in ("zero2", "zero3")
     return (
         *(getattr(layout, name) for name in always),
+        "gathered" if gathered else layout.optimizer_sharding,
         layout.cp_type if layout.cp > 1 else "",
         layout.rank_order if layout.pp > 1 and layout.dp > 1 else "",
     )
@@ -470,7 +474,7 @@ def settings(problem: Problem, layout: Layout) -> int:
     talks = layout.dp * layout.cp > 1 or (moe and layout.edp > 1)
     sent = {
         "dp_gradients": layout.optimizer_sharding in ("none", "zero1"),
-        "dp_parameters": layout.optimizer_sharding in ("zero1", "zero2"),
+        "dp_parameters": layout.optimizer_sharding in ("zero1", *(("zero2",) if problem.stack.zero2_gathers == "once" else ())),
     }
     there = {name: talks and under for name, under in sent.items()} | {"tp": layout.tp > 1 and layout.sequence_parallel}
     return 2 ** sum(met and getattr(problem.stack.overlap, name) > 0 for name, met in there.items())

@@ -76,6 +76,21 @@ def test_no_partition_lies_below_its_bounds(seeds: range) -> None:
         assert (fits | (lightest > model.usable_bytes)).all()
 
 
+@pytest.mark.parametrize("bucket", [1000, 10**9])
+def test_bounds_hold_for_buckets_of_any_size(bucket: int) -> None:
+    tried = 0
+    for seed in range(500, 515):
+        problem = random_problem(seed)
+        if problem.stack.sends_buckets and 0 < Space(problem).listed <= 600:
+            model = CostModel(problem.model_copy(update={"stack": problem.stack.model_copy(update={"gradient_bucket": bucket})}))
+            priced = price_everything(problem, model, legal_layouts(problem))
+            rows = model.rows(LayoutTable.from_layouts(priced.layouts))
+            best_s = least(priced.step_time_s, priced.owner, len(priced.layouts))
+            assert (row_bounds_s(model, rows, least_after(model, rows)) <= best_s * ROUNDING).all()
+            tried += 1
+    assert tried >= 2
+
+
 def assert_works_bound_their_layouts(problem: Problem, model: CostModel, priced: Priced, best_s: np.ndarray) -> None:
     """A work's bounds, for any layout that it stands for; the works stand for every layout, each once."""
     space = Space(problem)

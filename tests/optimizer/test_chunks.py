@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paraplan.cost_models.schedules import PAIRED, SPLIT, WHOLE, usual_schedule
 from paraplan.cost_models.timeline import Floats, Ints, Work, replayed
-from paraplan.optimizer.chunks import Blocks, Chunking, best_chunks, stage_bytes, step_seconds, walked
+from paraplan.optimizer.chunk_master import Master
+from paraplan.optimizer.chunking import Blocks, Chunking, at_least, chunk_seconds, stage_bytes, step_seconds, timed
+from paraplan.optimizer.chunks import best_chunks, walked
 from paraplan.optimizer.critical_paths import Pipeline, longest_paths
 from paraplan.search_spaces.cutting import Cutting
 
@@ -118,6 +120,24 @@ def test_nothing_is_found_below_what_no_partition_beats() -> None:
     assert best_chunks(replace(chunking, limit_bytes=1e15), below_s=0.99 * best.step_s) is None
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_no_partition_takes_less_than_what_is_told_of_all(seed: int) -> None:
+    """Closed-form paths, gradients and weights that are late, and the linear relaxation, against every partition that is listed."""
+    chunking = random_chunking(np.random.default_rng(seed), choices=1, bare=(seed % 3 == 0, False))
+    chunking = replace(chunking, limit_bytes=1e15)
+    every = list(partitions(chunking))
+    told = list(at_least(chunking, chunk_seconds(chunking, every[0])))
+    steps = []
+    for counts in every[:: 1 + len(every) // 60]:
+        taken, (done, after) = chunk_seconds(chunking, counts), timed(chunking, counts)
+        steps.append(done[0][0] + after[0][0])
+        for below in told:
+            assert below.seconds(taken, chunking.p2p_s) <= (after if below.after else done)[0][0] * (1 + 1e-9)
+    master = Master(chunking)
+    master.learn(told)
+    assert 0.3 * min(steps) < master.relaxed_s() <= listed_s(chunking)
+
+
 def random_taken(rng: np.random.Generator, chunks: int, messages: float) -> dict[str, Floats]:
     """What passes take, a share of them weight gradients, messages and recompute that waits for nothing."""
     forward, backward = rng.uniform(0.6, 1.4, chunks), rng.uniform(1.2, 2.4, chunks)
@@ -181,7 +201,7 @@ def test_a_walk_only_goes_downhill_and_stays_legal() -> None:
         return np.array([step_seconds(chunking, chunking.held(each)[:, None, :]) for each in cuts.tolist()])
 
     start = (*range(chunks), blocks)
-    found = walked(chunking.cutting, start, float(price(np.array([start]))[0]), price, lambda cuts: 0.9 * price(cuts))
+    found = walked(chunking.cutting, start, float(price(np.array([start]))[0]), price, lambda cuts, _: 0.9 * price(cuts))
     way, steps = [cuts for cuts, _ in found], price(np.array([cuts for cuts, _ in found]))
     assert way[0] == start
     np.testing.assert_array_equal([step_s for _, step_s in found], steps)

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import check
-from paraplan.optimizer.chunks import best_chunks, stage_bytes, step_seconds
+from paraplan.optimizer.chunking import stage_bytes, step_seconds
+from paraplan.optimizer.chunks import best_chunks
 from paraplan.optimizer.evaluation import evaluate, with_default_stages
 from paraplan.optimizer.exporters.mindformers import document
 from paraplan.optimizer.exporters.mindspeed_llm import files as mindspeed_files

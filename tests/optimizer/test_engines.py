@@ -92,7 +92,7 @@ def test_bounds_in_nanoseconds_are_rounded_down() -> None:
 def test_optuna_finds_the_optimum_of_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the seeds whose problem has a few hundred layouts, more than the budget, all but one; and that one nearly."""
     monkeypatch.setattr("paraplan.optimizer.engines.sampling.BUDGET", SAMPLED)
-    tried = [problem for problem in map(tiny_problem, range(48)) if 100 < Space(problem).listed < 700]
+    tried = [problem for problem in map(tiny_problem, range(24)) if 100 < Space(problem).listed < 700]
     off = []
     for problem in tried:
         optimum_s, sampled = times(solve("bnb", task(problem)))[0], solve("optuna", task(problem))
@@ -100,7 +100,7 @@ def test_optuna_finds_the_optimum_of_small_problems(monkeypatch: pytest.MonkeyPa
         assert sampled.lower_bound_s <= optimum_s * (1.0 + 1e-12)
         assert_adds_up(sampled)
         off.append(times(sampled)[0] / optimum_s - 1.0)
-    assert sum(gap < 1e-9 for gap in off) >= max(10, len(tried) - 1)
+    assert sum(gap < 1e-9 for gap in off) >= max(5, len(tried) - 1)
     assert max(off) < 0.01
 
 

@@ -245,6 +245,7 @@ def test_two_on_each_rank_are_proven() -> None:
     spread=st.sampled_from([0.1, 0.5, 1.5]),
 )
 @example(supernodes=1, span=3, each=4, groups_each=0, copied=True, seed=1, spread=1.5)
+@example(supernodes=2, span=3, each=2, groups_each=0, copied=True, seed=31, spread=0.5)  # greedy is better, two on one rank
 def test_every_expert_is_placed_and_counts_hold(
     supernodes: int, span: int, each: int, groups_each: int, copied: bool, seed: int, spread: float
 ) -> None:
@@ -259,7 +260,7 @@ def test_every_expert_is_placed_and_counts_hold(
         found = place(loads, where)
     assert sorted(set(found.slots.tolist())) == list(range(experts))
     assert len(found.slots) == experts + where.redundant
-    assert all(len(set(rank)) == len(rank) for rank in found.slots.reshape(ranks, -1).tolist())  # no two copies on one rank
+    assert not copies_share_ranks(found.slots, ranks) or found.slots.tolist() == by_balancer(loads, where).tolist()
     assert keeps_groups(found.slots, experts, where)
     assert found.fullest == pytest.approx(fullest_load(loads, found.slots, ranks))
     assert loads.sum() / ranks <= found.bound * (1.0 + 1e-12) <= found.fullest * (1.0 + 1e-11)

@@ -22,7 +22,7 @@ from paraplan.optimizer.solving import deterministic_solver
 
 FIX = ["--fix", "micro_batch=1,cp=1,tp=1|2,pp=2|4,recompute=none|full"]
 JOB = ["llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "8", "--global-batch", "32", "--seq-len", "4096", *FIX]
-WARM, COLD = 28, 3
+WARM, COLD = 20, 3
 AT_THE_END_S = 0.2
 """How soon a process that was interrupted without a word is gone for its end to have come first."""
 SERVER = """
@@ -136,6 +136,13 @@ def test_without_a_handler_the_exception_alone_tells_deadlines() -> None:
     with pytest.raises(ValueError, match="no interrupt"), stoppable():
         raise ValueError("no interrupt")
     assert interrupts._state.blocks == 0
+
+
+def test_one_that_ended_a_command_is_nothing_to_what_comes_after() -> None:
+    with pytest.raises(KeyboardInterrupt), noted():
+        interrupt()
+    check()
+    assert came() == 0 and not Deadline().interrupted
 
 
 @pytest.mark.usefixtures("taken")

@@ -206,9 +206,10 @@ def test_units_of_devices() -> None:
     assert [device_unit(rack, count) for count in (576, 72, 64)] == [72, 4, 4]
     assert [device_unit(pod, count) for count in (1536, 768)] == [768, 16]
     problem = build_problem("llama-3.1-8b", "hgx-h100", 64, 256, 4096)
-    assert device_counts(problem) == (64, 56, 48, 40, 32, 24, 16, 8)
+    assert device_counts(problem) == (64, 56, 48, 40, 32, 24, 16, 8, 4, 2, 1)
+    assert [device_counts(problem.model_copy(update={"devices": few})) for few in (6, 8)] == [(6, 3, 2, 1), (8, 4, 2, 1)]
     many = device_counts(problem.model_copy(update={"devices": 4096}))
-    assert len(many) <= 17 and all(a > b for a, b in pairwise(many)) and all(count % 8 == 0 for count in many)
+    assert len(many) <= 24 and all(a > b for a, b in pairwise(many)) and all(count % 8 == 0 or 256 % count == 0 for count in many)
 
 
 @cache
@@ -238,7 +239,7 @@ def test_a_plan_with_a_front_keeps_its_proved_winner() -> None:
 def test_one_aim_alone_is_made_least(aim: str) -> None:
     found, fastest = asked(aim), asked("step-time")
     both = asked(f"step-time,{aim}")
-    assert found.front is None and both.front is not None
+    assert (found.front is None) == (aim in ("memory", "traffic")) and both.front is not None
     least = min(point.aims[aim] for point in both.front)
     own = {
         "memory": found.plan.memory.peak_gib,
@@ -254,6 +255,23 @@ def test_one_aim_alone_is_made_least(aim: str) -> None:
     assert violations(found.problem, found.plan.layout, peak_bytes=found.plan.memory.peak_gib * GIB) == []
 
 
+def test_the_least_cost_comes_with_what_other_counts_of_devices_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever saves on devices is told what the saving takes in time."""
+    job = ["llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "32", "--global-batch", "64", "--seq-len", "4096"]
+    narrow = ["--fix", NARROW, "--quiet"]
+    assert main(["plan", *job, *narrow, "--objective", "cost", "--json"]) == 0
+    found = Plan.model_validate_json(capsys.readouterr().out)
+    assert found.front is not None and found.plan.aims is not None
+    counts = [point.devices_used + point.devices_idle for point in found.front]
+    assert len(set(counts)) > 1 and counts == sorted(counts, reverse=True)
+    costs = [point.aims["cost"] for point in found.front]
+    assert costs == sorted(costs, reverse=True) and costs[-1] == found.plan.aims["cost"]
+    assert counts[-1] == found.problem.devices
+    assert main(["plan", *job, *narrow, "--objective", "cost"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Front" in text and "devices cost device-hours step time s layout" in text
+
+
 def test_a_price_scales_the_cost() -> None:
     free, priced = asked("cost,step-time"), asked("cost,step-time", device_hour_price=2.5)
     assert free.front and priced.front and priced.front_certificate
@@ -264,7 +282,7 @@ def test_a_price_scales_the_cost() -> None:
 def test_jobs_on_fewer_devices_are_looked_at_only_where_an_aim_asks() -> None:
     problem = build_problem("llama-3.1-8b", "hgx-h100", 24, 64, 4096)
     assert [job.problem.devices for job in jobs_of(problem, PROFILE, Aims(("step-time", "memory")))] == [24]
-    assert [job.problem.devices for job in jobs_of(problem, PROFILE, Aims(("devices", "memory")))] == [24, 16, 8]
+    assert [job.problem.devices for job in jobs_of(problem, PROFILE, Aims(("devices", "memory")))] == [24, 16, 8, 4, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -309,7 +327,7 @@ def test_a_cost_is_proved_by_the_step_times_of_every_count_of_devices() -> None:
     ("aim", "told"),
     [
         ("memory", ["peak memory GiB", "The plan has the least memory of all layouts", "of the step time: feasible"]),
-        ("goodput", ["effective step s", "Most goodput", "No layout's effective step lies below", "as low in effective step"]),
+        ("goodput", ["effective step s", "Most goodput", "as low in effective step"]),
     ],
 )
 def test_the_terminal_speaks_of_the_aim(

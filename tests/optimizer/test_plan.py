@@ -129,7 +129,7 @@ def test_no_vpp_alone_makes_the_plan_faster(model: str, devices: int, batch: int
 def test_more_memory_never_makes_the_plan_slower() -> None:
     """Exactly with the cuts that the search's rule gives; moving blocks from there can end a thousandth apart."""
     times, by_rule = [], []
-    for margin in (0.4, 0.2, 0.06, 0.0):
+    for margin in (0.4, 0.2, 0.0):
         problem = build_problem("llama-3.1-70b", "hgx-h100", 64, 128, 4096, memory_margin=margin, fix="tp=4|8,micro_batch=1")
         times.append(plan(problem).plan.step_time_s)
         by_rule.append(Search(Space(problem), CostModel(problem)).run().best[0].step_time_s)

@@ -147,6 +147,33 @@ def test_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(json.loads((tmp_path / "out" / "rank_table.json").read_text(encoding="utf-8"))["super_pod_list"]) == 3
 
 
+def test_every_command_reads_what_evaluate_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One layout goes where a plan goes; a report of a search there was none is refused, and so is a layout that breaks rules."""
+    told, out = tmp_path / "told.json", tmp_path / "out"
+    job = ["evaluate", "llama-3.1-8b", "--cluster", "hgx-h100", "--devices", "16", "--global-batch", "16", "--seq-len", "4096"]
+    assert main([*job, "--layout", "tp=4,pp=2,vpp=1", "--json"]) == 0
+    told.write_text(capsys.readouterr().out, encoding="utf-8")
+    for asked in (
+        ["ranks", str(told), "-o", str(out)],
+        ["export", str(told), "--to", "megatron-lm", "-o", str(out)],
+        ["export", str(told), "--to", "groups", "-o", str(out)],
+        ["topology", str(told), "-o", str(tmp_path / "t.svg")],
+        ["timeline", str(told), "-o", str(tmp_path / "t.json")],
+        ["compare-layouts", str(told), "--layout", "tp=2,pp=2"],
+    ):
+        assert main(asked) == 0, (asked, capsys.readouterr().err)
+    hosts = [line.split()[0] for line in (out / "hostfile").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert len(hosts) == 2
+    assert "--pipeline-model-parallel-size 2" in (out / "megatron-lm.sh").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(told), "-o", str(tmp_path / "t.html")]) == 2
+    assert "nothing that a search found to report" in capsys.readouterr().err
+    assert main([*job, "--layout", "tp=4,pp=2,vpp=1,ep=2", "--json"]) == 1
+    told.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert main(["ranks", str(told), "-o", str(out)]) == 2
+    assert "is not legal" in capsys.readouterr().err
+
+
 def test_plan_json_says_where_every_rank_sits() -> None:
     plan = sample_plan()
     written = Plan.model_validate_json(plan_json(plan))

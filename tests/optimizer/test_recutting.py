@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from paraplan.cost_models.step import CostModel
+from paraplan.optimizer.chunks import _moved
 from paraplan.optimizer.deadline import Deadline
 from paraplan.optimizer.evaluation import evaluate, with_default_stages
 from paraplan.optimizer.families import layer_cuts
 from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.planner import plan
-from paraplan.optimizer.recutting import downhill, proved, settled
+from paraplan.optimizer.recutting import _fullest_s, downhill, proved, settled
 from paraplan.optimizer.search import Candidate, Found
+from paraplan.optimizer.stages import cutting_of, fitting_family_s
 from paraplan.search_spaces.cutting import Cutting
 from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem
@@ -38,6 +42,32 @@ def test_moving_blocks_never_makes_a_layout_slower_and_the_bound_is_below() -> N
     assert priced.step_time_s == pytest.approx(step_s, rel=1e-12) and step_s <= by_rule.step_time_s
     found = proved(model, start)
     assert found.bound_s <= found.step_time_s <= step_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "gap"),
+    [("llama-4-maverick", "pp=16,recompute=full", 0.05), ("nemotron-3-nano-30b-a3b", "pp=16,recompute=full", 0.005)],
+)
+def test_cuts_of_uneven_models_are_proved_by_what_their_stages_ask(name: str, words: str, gap: float) -> None:
+    """A 48th more or less of the layers is not to be had: work over stages is a fifth to a third below any cuts of these."""
+    problem = build_problem(name, "hgx-h100", 1024, 1024, 4096, "megatron-bridge")
+    model = CostModel(problem)
+    found = proved(model, with_default_stages(model, complete(problem, parse_layout(f"tp=8,ep=8,{words}"))))
+    assert 0.0 <= found.gap < gap
+
+
+@pytest.mark.parametrize("words", ["recompute=full", "recompute=none", "recompute=full:block:2"])
+def test_no_cuts_of_a_pipeline_beat_the_bound(words: str) -> None:
+    """All 1,771 ways to cut 24 layers into four stages, priced."""
+    problem = build_problem("gpt-oss-20b", "hgx-h100", 32, 64, 4096, "megatron-bridge")
+    model = CostModel(problem)
+    found = proved(model, with_default_stages(model, complete(problem, parse_layout(f"tp=2,ep=4,pp=4,{words}"))))
+    rows = model.rows(LayoutTable.from_layouts([found.layout]))
+    cuts = np.array([[0, *inner, 24] for inner in combinations(range(1, 24), 3)])
+    prices = model.price_cuts(rows.take(np.zeros(len(cuts), dtype=np.intp)), cuts)
+    best_s = prices.step_time_s[prices.fits].min()
+    assert found.bound_s <= best_s * (1 + 1e-12) and found.step_time_s == pytest.approx(best_s, rel=1e-9)
+    assert found.gap < 0.01
 
 
 def test_a_layout_that_does_not_fit_keeps_its_price_and_a_finite_gap() -> None:
@@ -129,3 +159,23 @@ def test_no_rank_order_alone_makes_a_plan_faster() -> None:
     free = plan(build_problem(*asked), top=1, bound_cuts=False).plan.step_time_s
     for order in FLAG_RANK_ORDERS:
         assert plan(build_problem(*asked, fix=f"rank_order={order}"), top=1, bound_cuts=False).plan.step_time_s >= free * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "full:block:2"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "llama-3.1-70b"])
+def test_the_fullest_stage_works_no_longer_than_the_step_and_only_ways_that_fit_are_timed(name: str, recompute: str) -> None:
+    problem = build_problem(name, "hgx-h100", 512, 512, 4096)
+    ep = "ep=8," if problem.model.is_moe else "tp=8,"
+    layout = complete(problem, parse_layout(f"{ep}pp=8,vpp=2,micro_batch=1,recompute={recompute}"))
+    model = CostModel(problem)
+    one = model.rows(LayoutTable.from_layouts([with_default_stages(model, layout)]))
+    cutting = cutting_of(model, 8, 2)
+    cuts = _moved(cutting, np.array(one.table.splits[0].cuts))
+    rows = one.take(np.zeros(len(cuts), dtype=np.intp))
+    priced = model.price_cuts(rows, cuts, closed_form=True)
+    own_s = _fullest_s(one, cuts)
+    assert (
+        own_s + problem.stack.step_overhead_s.value <= priced.step_time_s
+    ).all() and own_s.max() > 0.5 * priced.step_time_s.max()
+    timed = fitting_family_s(model, one, cuts[None])[0]
+    assert np.array_equal(timed, np.where(priced.fits, priced.step_time_s, np.inf))

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from paraplan.cost_models import known_wholes
+from paraplan.cost_models import interleaved_replay, known_wholes
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import known_best, stages
 from paraplan.optimizer.known_cuts import KnownCuts
+from paraplan.optimizer.search import Found, Search
 from paraplan.optimizer.sweeps import point
 from paraplan.optimizer.sweeps.grid import PlanOptions, Point
 from paraplan.optimizer.sweeps.point import problem_of, solve
+from paraplan.optimizer.sweeps.table import record_of, row_of
 from paraplan.search_spaces.layout import Problem
 
 HERE = Path(__file__).parent
 MOE = Point("qwen3-30b-a3b", "hgx-h100", 32, 64, 4096, "bf16", {"top": 2})
 
 
-PATH_OF_THE_SEARCH = ("seconds", "scored", "cut_by_bound", "cut_by_memory")
-"""What a certificate says of the way to its proof: what was known before spares layouts a look."""
-
-
 def planned(asked: Point) -> dict[str, Any]:
-    document = solve(asked, HERE).plan_json()
-    proof = document["certificate"]
-    assert proof["legal"] == proof["scored"] + proof["cut_by_bound"] + proof["cut_by_memory"]
-    for name in PATH_OF_THE_SEARCH:
-        del proof[name]
-    return document
+    """A point as a store keeps it, with its row, but for what is timed."""
+    outcome = solve(asked, HERE)
+    document, row = outcome.plan_json(), row_of(asked, outcome, record_of(outcome))
+    del document["certificate"]["seconds"], row["seconds"]
+    return {**document, "row": row}
 
 
 def problem(asked: Point) -> Problem:
@@ -41,39 +39,56 @@ def problem(asked: Point) -> Problem:
 
 
 @pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_wholes, "_KEPT", OrderedDict())
-    monkeypatch.setattr(stages, "_KNOWN", KnownCuts())
-    point._known_best.cache_clear()
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes this process one that has planned nothing, as it is at first."""
+
+    def forgotten() -> None:
+        monkeypatch.setattr(known_wholes, "_KEPT", OrderedDict())
+        monkeypatch.setattr(stages, "_KNOWN", KnownCuts())
+        point._known_best.cache_clear()
+
+    forgotten()
+    return forgotten
 
 
-def test_a_point_comes_out_as_it_does_alone(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
-    others = [replace(MOE, global_batch=128), replace(MOE, seq_len=8192), replace(MOE, devices=16)]
-    after = [planned(each) for each in (*others, MOE)][-1]
-    monkeypatch.setattr(known_wholes, "_KEPT", OrderedDict())
-    monkeypatch.setattr(stages, "_KNOWN", KnownCuts())
-    point._known_best.cache_clear()
-    assert after == planned(MOE)
+def test_a_sweep_that_is_interrupted_and_goes_on_has_the_rows_of_one_that_is_not(forget: Callable[[], None]) -> None:
+    """All columns and all of its plans, whatever the process that goes on has not seen of what came before."""
+    points = [MOE, replace(MOE, global_batch=128), replace(MOE, seq_len=8192), replace(MOE, devices=16)]
+    whole = [planned(each) for each in points]
+    for begun in (1, 3):
+        forget()
+        assert [planned(each) for each in points[begun:]] == whole[begun:]
 
 
-def test_the_best_layouts_of_one_batch_spare_the_next_most_of_its_search(forgetful: None) -> None:
-    def scored(asked: Point) -> int:
-        return int(solve(asked, HERE).plan_json()["certificate"]["scored"])
+def test_the_best_layouts_of_one_batch_spare_the_next_most_of_its_search(
+    monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]
+) -> None:
+    scored: list[int] = []
+    end = Search.end
 
-    alone = scored(MOE)
-    point._known_best.cache_clear()
+    def told(*search: Any) -> Found:
+        found = end(*search)
+        scored.append(found.counts.scored)
+        return found
+
+    monkeypatch.setattr(Search, "end", told)
+    solve(MOE, HERE)
+    forget()
     solve(replace(MOE, global_batch=128), HERE)
-    assert scored(MOE) < alone
+    alone = scored[0]
+    scored.clear()
+    solve(MOE, HERE)
+    assert scored[0] < alone
 
 
-def test_a_guess_that_nothing_comes_below_is_given_up(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+def test_a_guess_that_nothing_comes_below_is_given_up(monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]) -> None:
     alone = planned(MOE)
     point._known_best.cache_clear()
     monkeypatch.setattr(known_best.KnownBest, "expected_s", lambda *_: 0.5 * alone["plan"]["step_time_s"])
     assert planned(MOE) == alone
 
 
-def test_layouts_that_a_problem_forbids_are_no_guess(forgetful: None) -> None:
+def test_layouts_that_a_problem_forbids_are_no_guess(forget: Callable[[], None]) -> None:
     solve(MOE, HERE)
     same = problem(MOE)
     known = point._known_best()
@@ -88,14 +103,14 @@ def test_layouts_that_a_problem_forbids_are_no_guess(forgetful: None) -> None:
     assert known.expected_s(model, other, 2) == np.inf
 
 
-def test_searches_of_models_long_done_are_forgotten(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+def test_searches_of_models_long_done_are_forgotten(monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]) -> None:
     monkeypatch.setattr(known_best, "PROBLEMS", 1)
     for devices in (8, 16):
         solve(replace(MOE, model="llama-3.1-8b", devices=devices), HERE)
     assert [key[2] for key in point._known_best().kept] == [16]
 
 
-def test_batches_of_one_model_share_its_pieces_and_nothing_else_does(forgetful: None) -> None:
+def test_batches_of_one_model_share_its_pieces_and_nothing_else_does(forget: Callable[[], None]) -> None:
     curves = load_profile("h100-80gb-sxm")
 
     def known(asked: Point) -> known_wholes.KnownWholes:
@@ -117,7 +132,7 @@ def test_batches_of_one_model_share_its_pieces_and_nothing_else_does(forgetful: 
     assert known_wholes.known_wholes(wider, load_profile("b200")) is not own
 
 
-def test_pieces_of_models_long_done_are_forgotten(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+def test_pieces_of_models_long_done_are_forgotten(monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]) -> None:
     monkeypatch.setattr(known_wholes, "MOST_COMBINATIONS", 1)
     for devices in (8, 16):
         solve(replace(MOE, model="llama-3.1-8b", devices=devices), HERE)
@@ -137,3 +152,25 @@ def test_known_cuts_are_worked_out_once_and_forgotten_beyond_their_most() -> Non
     known.of("other rule", work[:1], cut)  # more than it keeps
     known.of("rule", work, cut)
     assert asked == [3, 1, 3]
+
+
+def test_replays_are_made_once_come_out_as_alone_and_are_forgotten_beyond_their_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[int] = []
+    replay = interleaved_replay.replay_program
+
+    def told(program: Any, pp: int, forward: np.ndarray, backward: np.ndarray, p2p: np.ndarray) -> list[np.ndarray]:
+        replayed.append(forward.shape[1])
+        return replay(program, pp, forward, backward, p2p)
+
+    monkeypatch.setattr(interleaved_replay, "replay_program", told)
+    rng, (pp, vpp) = np.random.default_rng(0), (2, 2)
+    forward, backward, p2p = rng.uniform(1.0, 2.0, (4, 5)), rng.uniform(2.0, 3.0, (4, 5)), rng.uniform(0.0, 0.1, 5)
+    known = interleaved_replay.KnownReplays(most=2 * pp * 5)
+    alone = [interleaved_replay.KnownReplays().of(pp, vpp, forward[:, [n]], backward[:, [n]], p2p[[n]]) for n in range(5)]
+    replayed.clear()
+    for some in ([0, 1, 1, 2], [2, 3, 0], [4, 0]):
+        found = known.of(pp, vpp, forward[:, some], backward[:, some], p2p[some])
+        assert np.array_equal(found, np.concatenate([alone[n] for n in some], axis=2))
+    known.of(pp, vpp, forward[:, :1], backward[:, :1], p2p[:1] + 0.1)  # more than it keeps
+    known.of(pp, vpp, forward[:, :1], backward[:, :1], p2p[:1])
+    assert replayed == [3, 1, 1, 1, 1]

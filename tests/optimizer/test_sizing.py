@@ -111,14 +111,20 @@ def test_devices_that_a_plan_leaves_idle_are_left_out(monkeypatch: pytest.Monkey
 def test_a_count_beyond_the_largest_that_is_planned_is_told_by_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Infeasible) as raised:
         searched(monkeypatch, stepping(lambda devices: 1e9 / devices))
-    said = " ".join(raised.value.reasons)
-    assert f"{MOST_DEVICES:,} devices, the most that were tried since no larger job is planned" in said
-    assert "asks for 100,000,000 devices" in said
+    needed, able = raised.value.reasons[:2]
+    assert needed == (
+        f"about 100,000,000 devices would, were they as efficient as {MOST_DEVICES:,} devices, the most that were tried since "
+        "no larger job is planned"
+    )
+    assert able == f"those take {1e9 / MOST_DEVICES:.3g} days, failures included, or see {MOST_DEVICES * 1e4:.3g} tokens in 10 days"
     assert any(line.startswith("FLOPs: 6·N·D = 6 · ") for line in raised.value.reasons)
     assert any(line.startswith("devices: ") and line.endswith(" = 1e+08") for line in raised.value.reasons)
     with pytest.raises(Infeasible) as raised:
         searched(monkeypatch, lambda run, devices: Tried(devices=devices, reason="nothing fits"), days=1e-4)
-    assert "6·N·D takes at least 48," in " ".join(raised.value.reasons)
+    assert raised.value.reasons[0].endswith("nothing fits")
+    assert "6·N·D takes at least 48," in raised.value.reasons[1]
+    assert "rate: of a device at its peak = 9.89e+14 FLOP/s" in raised.value.reasons
+    assert raised.value.reasons[-1].startswith("devices: ")
 
 
 def test_days_are_given_at_the_ends_of_the_step_and_of_the_failures() -> None:

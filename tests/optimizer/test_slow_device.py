@@ -16,6 +16,7 @@ from paraplan.optimizer.evaluation import evaluate, order_of
 from paraplan.optimizer.leftover import Left, ways
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.terminal import render
+from paraplan.optimizer.reports.wording import seconds
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.slow_device import slow_place, stage_steps_s
 from paraplan.search_spaces.degraded import slowed
@@ -155,6 +156,7 @@ def test_alternatives_are_in_the_order_that_the_slow_device_leaves() -> None:
 
 
 def test_the_headline_says_where_the_slow_device_is() -> None:
+    """And what it costs in the worst place, which JSON has too, for those who do not choose."""
     found = slow_plan(128, 512, "tp=4,pp=4,vpp=1,micro_batch=1,cp=1,recompute=none", share=0.9)
     assert found.devices_left is not None
     place = found.devices_left.slow
@@ -162,11 +164,14 @@ def test_the_headline_says_where_the_slow_device_is() -> None:
     page = StringIO()
     render(found, Console(width=200, file=page))
     shown = page.getvalue()
-    headline, words = (
-        shown.index("step time"),
-        shown.index(f"that is with the slow device in stage {place.stage}, as advised below"),
-    )
-    assert headline < words < shown.index("Layout")
+    worst = f"{seconds(place.worst_step_time_s)} where it does most, stage {place.worst_stage}"
+    words = f"that is with the slow device where it does least harm, stage {place.stage}; {worst}"
+    assert place.worst_step_time_s > place.step_time_s * 1.01
+    assert shown.index("step time") < shown.index(words) < shown.index("Layout")
+    told = json.loads(found.to_json())
+    assert told["devices_left"]["options"][0]["slow"]["worst_step_time_s"] == pytest.approx(place.worst_step_time_s)
+    assert told["plan"]["step_time_s"] == place.step_time_s
+    assert any(f"up to {place.worst_step_time_s:.4g} s (stage {place.worst_stage})" in said for said in told["assumptions"])
 
 
 def test_a_slow_level_is_said_and_costs_what_crosses_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from paraplan.cost_models.profile import load_profile
+from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.incumbent import Setting, searched
-from paraplan.optimizer.leftover import as_allocated
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.result import Plan
+from paraplan.optimizer.rule_prices import faster
+from paraplan.optimizer.search import Found
 from paraplan.search_spaces.cluster import ClusterSpec
 from paraplan.search_spaces.degraded import spreads, supernode_counts
 from paraplan.search_spaces.inputs import build_problem, load_cluster
@@ -26,7 +29,7 @@ def mixture(devices: int, fix: str) -> Problem:
 
 def planned(problem: Problem) -> Plan:
     """As the command plans for --devices alone."""
-    return plan(problem, top=2, left=as_allocated(problem))
+    return plan(problem, top=2)
 
 
 def shares(cluster: ClusterSpec, devices: int) -> list[tuple[int, int]]:
@@ -92,6 +95,19 @@ def test_experts_that_straddle_racks_of_72_lie_whole_in_64_of_each() -> None:
     assert "devices: 128 as 64 in each of 2 supernodes; 144 as 72 in each of 2 supernodes" in found.certificate.space
 
 
+def test_a_job_is_judged_where_its_layout_is_fastest() -> None:
+    """The plan's own layout read back: 64 in each of 16 racks, as planned, and not 14 racks of 72 and 16 in another."""
+    found = planned(build_problem("qwen3-30b-a3b", "gb200-nvl72", 1024, 1024, 4096, fix=f"{FEW},ep=64,tp=1,pp=1"))
+    assert supernode_counts(found.problem.cluster, 1024)[0] == 64
+    read = f"tp=1,ep=64,pp={found.plan.layout.pp},dp={found.plan.layout.dp}"
+    asked = {"devices": 1024, "global_batch": found.problem.workload.global_batch, "seq_len": 4096, "stack": "megatron-lm"}
+    judged = check(read, "qwen3-30b-a3b", "gb200-nvl72", best=False, **asked)
+    assert judged.priced is not None
+    assert judged.priced.step_time_s == pytest.approx(found.plan.step_time_s)
+    said = "the devices are 1,024 as 64 in each of 16 supernodes: with 1,024 as 72"
+    assert any(each.startswith(said) for each in judged.assumptions)
+
+
 def test_a_spread_that_is_no_faster_is_only_named() -> None:
     """PP 18 uses all 144 devices in stages of 8, whichever rack they are in."""
     found = planned(mixture(144, "ep=8,tp=1,pp=18,dp=8"))
@@ -147,3 +163,19 @@ def test_a_plan_that_fills_no_supernode_is_priced_as_it_lies(tmp_path: Path, cap
     assert main(["evaluate", *asked, "--layout", str(file), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)["plan"]
     assert again["step_time_s"] == pytest.approx(found.plan.step_time_s, rel=1e-12)
+
+
+def test_a_spread_that_was_not_searched_to_the_end_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit ends the first look at the other spread: that nothing faster was found there is no proof that nothing is."""
+    monkeypatch.setattr("paraplan.optimizer.spreading.faster", cut_short)
+    monkeypatch.setenv("COLUMNS", "160")
+    job = ["qwen3-30b-a3b", "--cluster", "gb200-nvl72", "--devices", "144", "--global-batch", "256", "--seq-len", "4096"]
+    assert main(["plan", *job, "--fix", f"{FEW},ep=8,tp=1,pp=18,dp=8", "--quiet"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "nothing faster found, not searched to the end" in words
+
+
+def cut_short(setting: Setting, step_s: float, limit_s: float | None, progress: object) -> Found:
+    return replace(faster(setting, step_s, limit_s), best=[], complete=False)

@@ -24,8 +24,10 @@ from paraplan.optimizer.reports.sweep import render_sweep
 from paraplan.optimizer.sweeps import workers
 from paraplan.optimizer.sweeps.grid import read_sweep
 from paraplan.optimizer.sweeps.point import Outcome
+from paraplan.optimizer.sweeps.series import with_efficiencies
 from paraplan.optimizer.sweeps.store import Store
 from paraplan.optimizer.sweeps.sweeper import run_sweep
+from paraplan.optimizer.sweeps.table import EFFICIENCIES
 from paraplan.optimizer.sweeps.workers import Processes
 from rich.console import Console
 
@@ -85,6 +87,22 @@ def test_no_name_or_figure_is_broken_in_a_narrow_terminal(
         assert "llama-3.1-8b" in table and "no-such-model" in table and re.search(r"\d (s|ms) .*\d%  \w", table)
 
 
+def test_a_wide_table_says_how_well_each_point_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    point = {"model": "llama-3.1-70b", "cluster": "hgx-h100", "seq_len": 4096, "precision": "bf16", "status": "optimal"}
+    layout = {**dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "vpp"), 1), "recompute": "none", "offload": "none", "reason": None}
+    point |= {**layout, "step_time_s": 1.0, "mfu": 0.4}
+    rates = {(64, 256): 200.0, (128, 256): 150.0, (128, 512): 190.0}
+    rows = [
+        {**point, "devices": devices, "global_batch": batch, "tokens_per_s_per_device": rate}
+        for (devices, batch), rate in rates.items()
+    ]
+    for width, scales in ((110, ["100%  100%", "75%  –", "–  95%"]), (80, ["", "", ""])):
+        render_sweep(with_efficiencies(rows), 0, "s.sqlite", Console(width=width))
+        lines = [line for line in capsys.readouterr().out.splitlines() if "40.0%" in line]
+        between = [re.sub(" +", "  ", line.split("40.0%")[1].split("one device")[0].strip()) for line in lines]
+        assert between == scales
+
+
 def test_reasons_that_are_nearly_alike_say_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Two reasons that differ in their last words: the option that splits them stands below each, what all share does not."""
     point = {"model": "llama-3.1-70b", "cluster": "hgx-h100", "devices": 8, "global_batch": 8, "seq_len": 4096, "precision": "bf16"}
@@ -123,6 +141,7 @@ def test_tables_and_exports_hold_what_is_shown(swept: tuple[Path, str], tmp_path
         ("no-such-model", "bad input", "1"),
     ]
     assert float(rows[0]["step_time_s"]) == shown(swept[1], "status=optimal", capsys)[0]["plan"]["step_time_s"]
+    assert [rows[0][name] for name in EFFICIENCIES] == ["", ""]  # the only count of devices that has a plan
     (folder,) = (tmp_path / "x").iterdir()
     assert folder.name.startswith("llama-3.1-8b-hgx-h100-8-32-4096-bf16-")
     assert {"plan.json", "megatron-lm.sh"} <= {path.name for path in folder.iterdir()}
@@ -166,7 +185,7 @@ def test_parquet_holds_the_same_typed(swept: tuple[Path, str], tmp_path: Path) -
     table = parquet.read_table(tmp_path / "t.parquet")
     assert table.num_rows == 4
     assert str(table.schema.field("devices").type) == "int64"
-    assert str(table.schema.field("step_time_s").type) == "double"
+    assert {str(table.schema.field(name).type) for name in ("step_time_s", *EFFICIENCIES)} == {"double"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,29 @@ def test_logarithmic_axes_name_values_wherever_they_begin() -> None:
             named = _round_values(low, low * ratio, 6)
             assert 2 <= len(named) <= 6, (low, ratio)
             assert all(low <= value <= low * ratio for value in named)
+
+
+@needs_plots
+@pytest.mark.parametrize("growth", [1.001, 1.01, 1.04, 1.1, 1.3, 1.8])
+def test_no_line_of_a_front_crosses_the_name_of_a_point(growth: float) -> None:
+    """A front that is level at first and then loses the same share of its rate with every twice as many devices."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from paraplan.optimizer.reports.sweep_plots import fronts
+
+    asked = {"model": "m", "cluster": "c", "global_batch": 8192, "seq_len": 4096, "precision": "bf16", "status": "optimal"}
+    rates = {256 << n: 900.0 / 1.001**n / growth ** max(n - 3, 0) for n in range(7)}
+    figure = fronts(
+        [{**asked, "devices": n, "tokens_per_s_per_device": rate, "tokens_per_s": n * rate} for n, rate in rates.items()]
+    )
+    assert figure is not None
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    line = axes.lines[1]
+    path = line.get_transform().transform_path(line.get_path())
+    names = [text for text in axes.texts if text.get_text() != "c"]
+    boxes = [text.get_window_extent() for text in names]
+    assert len(names) == len(rates) and not any(path.intersects_bbox(box, filled=False) for box in boxes)
+    assert not any(box.overlaps(after) for box, after in pairwise(boxes))
 
 
 @needs_plots

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paraplan.optimizer.reports.sweep_look import COLOURS, ink, short_count
 from paraplan.optimizer.sweeps.grid import Batch
-from paraplan.optimizer.sweeps.series import batches, by_size, efficiencies, front, in_batch, panels, phase_axes, strategy
+from paraplan.optimizer.sweeps.series import (
+    batches,
+    by_size,
+    efficiencies,
+    front,
+    in_batch,
+    panels,
+    phase_axes,
+    strategy,
+    with_efficiencies,
+)
 
 DEGREES = {"tp": 1, "cp": 1, "pp": 1, "dp": 8, "ep": 1, "vpp": 1}
 
@@ -72,7 +82,7 @@ def test_efficiency_is_against_the_fewest_devices_that_have_a_plan_at_the_same_b
         row(256, 1024, 55.0, cluster="gb200-nvl72"),
     ]
     assert efficiencies(rows, Batch("per device", 4)) == {1: 1.0, 2: 0.95, 4: 1.0, 5: pytest.approx(1.1)}
-    assert efficiencies(rows, Batch("sequences", 512)) == {1: 1.0, 3: 0.75, 4: 1.0}
+    assert efficiencies(rows, Batch("sequences", 512)) == {1: 1.0, 3: 0.75}
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30))
@@ -134,3 +144,15 @@ def test_colours_of_strategies_are_told_apart_in_grey_and_words_on_them_are_read
 
 def test_counts_are_short_where_they_are_powers_of_two() -> None:
     assert [short_count(value) for value in (64, 1024, 1536, 16384, 1 << 20)] == ["64", "1K", "1,536", "16K", "1M"]
+
+
+def test_each_row_says_how_well_it_scales_where_other_counts_of_devices_have_a_plan_at_its_batch() -> None:
+    rows = [
+        row(64, 256, 200.0),
+        row(128, 256, 150.0),
+        row(128, 512, 190.0),
+        row(256, 256, status="infeasible", tokens_per_s_per_device=None),
+        row(64, 256, 10.0, cluster="gb200-nvl72"),
+    ]
+    found = [(each["efficiency_fixed_batch"], each["efficiency_scaled_batch"]) for each in with_efficiencies(rows)]
+    assert found == [(1.0, 1.0), (0.75, None), (None, 0.95), (None, None), (None, None)]

@@ -88,7 +88,7 @@ def test_a_current_layout_in_the_band_of_doubt_is_not_given_up_for_a_slower_one(
     """It runs, so it fits, although a plan would keep clear of it."""
     words = {"fix": "tp=4,cp=1,dp=1|2,pp=4|8,micro_batch=1,recompute=none"}
     close = plan(build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, memory_margin=0.0, **words)).plan
-    problem = build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, fix="cp=1|2,micro_batch=1")
+    problem = build_problem("llama-3.1-70b", "hgx-h100", 32, 128, 8192, fix="cp=1,tp=4|8,micro_batch=1")
     found = switch(problem, plan(problem, top=1), close.layout)
     assert close.memory.verdict == "unsure" and found.broken == () and found.reachable is not None
     assert found.reachable.step_time_s <= close.step_time_s

@@ -325,7 +325,8 @@ def test_both_ends_of_a_v_share_their_embedding() -> None:
         evaluate(tied, complete(tied, parse_layout(f"pp=4,optimizer_sharding=zero2,schedule={name}")))[0]
         for name in ("1f1b", "zb-v")
     )
-    held = [sum(stage.terms_gib["weights"] for stage in priced.memory.stages) * 2**30 / 2 for priced in (plain, folded)]
+    width = 2 + 2 / plain.layout.dp  # bytes that a weight takes: gathered, and its shard
+    held = [sum(stage.terms_gib["weights"] for stage in priced.memory.stages) * 2**30 / width for priced in (plain, folded)]
     assert held[0] - held[1] == pytest.approx(tied.model.vocab_size * tied.model.hidden_size, rel=0.01)  # rows of padding in
 
 

@@ -67,7 +67,7 @@ def test_the_first_proposal_is_the_certified_plan(subject: Subject, study: Tunin
 
 
 def test_the_first_proposal_is_the_plan_though_another_risks_less_memory(study: TuningStudy) -> None:
-    problem = build_problem("deepseek-v3", "hgx-h800", devices=512, global_batch=2048, seq_len=4096, fix="tp=1,pp=8,ep=32")
+    problem = build_problem("deepseek-v3", "hgx-h800", 512, 2048, 4096, fix="tp=1,pp=8,ep=32,micro_batch=1")
     assert layout_key(ask(study, Subject(problem))[0].layout) == layout_key(plan(problem).plan.layout)
 
 

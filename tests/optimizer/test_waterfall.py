@@ -6,6 +6,7 @@ import io
 import math
 import random
 import sys
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 
@@ -38,12 +39,14 @@ def random_pair(seed: int) -> tuple[CostModel, PricedLayout, PricedLayout] | Non
     return model, price_layout(model, first, simulated=False), price_layout(model, second, simulated=False)
 
 
-PAIRS = [pair for pair in map(random_pair, range(24)) if pair][:10]
+@cache
+def pairs() -> list[tuple[CostModel, PricedLayout, PricedLayout]]:
+    return [pair for pair in map(random_pair, range(24)) if pair][:10]
 
 
 def test_bars_add_up_to_the_difference_and_turn_round_with_the_ends() -> None:
     interacting = 0
-    for model, first, second in PAIRS:
+    for model, first, second in pairs():
         there, back = waterfall(model, first, second), waterfall(model, second, first)
         step, peak = max(first.step_time_s, second.step_time_s), max(first.memory.peak_gib, second.memory.peak_gib)
         difference = second.step_time_s - first.step_time_s
@@ -59,11 +62,11 @@ def test_bars_add_up_to_the_difference_and_turn_round_with_the_ends() -> None:
             assert abs(one.seconds + other.seconds) <= 1e-9 * step
         assert 0 <= there.unusable <= there.between
         interacting += len(there.decisions) > 1
-    assert interacting > len(PAIRS) / 2
+    assert interacting > len(pairs()) / 2
 
 
 def test_terms_are_the_difference_of_the_breakdowns() -> None:
-    for model, first, second in PAIRS[:6]:
+    for model, first, second in pairs()[:6]:
         for bar in waterfall(model, first, second).terms:
             assert (bar.first_s, bar.second_s) == (first.breakdown_s[bar.term], second.breakdown_s[bar.term])
             assert bar.seconds == pytest.approx(bar.second_s - bar.first_s, abs=1e-12 * first.step_time_s)
@@ -72,7 +75,7 @@ def test_terms_are_the_difference_of_the_breakdowns() -> None:
 def test_a_share_is_the_mean_over_all_orders() -> None:
     """Against the definition: every order walked, one column after the other."""
     checked = 0
-    for model, first, second in PAIRS:
+    for model, first, second in pairs():
         walk = _Walk(model, first, second)
         if not 2 <= len(walk.changed) <= 4 or checked > 5:
             continue
