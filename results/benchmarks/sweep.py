@@ -2,7 +2,8 @@
 
 Seconds are those of the machine at hand. `--every K` plans each K-th group of points that share model, cluster and devices, whole,
 so that they reuse each other's work as all do; K must have no divisor with the number of groups in common, or it would pick the
-same devices or clusters over and over. The page says so.
+same devices or clusters over and over. The page says so. Groups come in a mixed order, always the same, so that each tenth of the
+points has all sizes: what processes hold then shows whether it grows with the points.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import random
 import resource
 import tempfile
 import time
@@ -28,25 +30,25 @@ from paraplan.optimizer.writing import write_file
 HERE = Path(__file__).parent
 SWEEP = HERE / "thousand.yaml"
 LOOKED_EVERY_S = 0.2
-MARKS = (100, 500, 1000)
-"""Points after which the most memory so far is told."""
+PARTS = 10
+"""Parts of the points of which the most memory is told, each by itself."""
 MIB = float(1 << 20)
 
 
 class Watched(Processes):
-    """Worker processes whose memory is looked at while they plan: the most that any held by the time so many points were done."""
+    """Worker processes whose memory is looked at while they plan: the most that any held while each part of the points was done."""
 
     def __init__(self, workers: int, points: int) -> None:
         super().__init__(workers)
-        self.done, self.looked_s = 0, 0.0
-        self.most_bytes = dict.fromkeys(sorted({min(mark, points) for mark in MARKS}), 0)
+        self.points, self.done, self.looked_s = points, 0, 0.0
+        self.most_bytes = [0] * PARTS
 
     def wait(self, seconds: float) -> list[tuple[str, object]]:  # type: ignore[override]
         ended = super().wait(min(seconds, LOOKED_EVERY_S))
         if time.monotonic() - self.looked_s > LOOKED_EVERY_S:
             self.looked_s = time.monotonic()
-            now = max(resident_bytes(number) for number in self.processes)
-            self.most_bytes |= {mark: max(most, now) for mark, most in self.most_bytes.items() if self.done < mark}
+            part = min(self.done * PARTS // self.points, PARTS - 1)
+            self.most_bytes[part] = max(self.most_bytes[part], *map(resident_bytes, self.processes))
         self.done += len(ended)
         return ended
 
@@ -59,11 +61,12 @@ def resident_bytes(process: int) -> int:
 
 
 def sampled(points: list[Point], every: int) -> list[Point]:
-    """Each K-th group of the points that share model, cluster and devices, which follow each other in the grid."""
+    """Each K-th group of the points that share model, cluster and devices and follow each other in the grid; in a mixed order."""
     groups = [list(group) for _, group in groupby(points, lambda point: (point.model, point.cluster, point.devices))]
     if gcd(every, len(groups)) > 1:
         raise SystemExit(f"--every {every}: it must have no divisor in common with the {len(groups)} groups of the grid")
-    return [point for group in groups[::every] for point in group]
+    mixed = random.Random(0).sample(groups[::every], len(groups[::every]))
+    return [point for group in mixed for point in group]
 
 
 def main(every: int, workers: int) -> None:
@@ -81,13 +84,14 @@ def main(every: int, workers: int) -> None:
 
 
 def page(
-    points: list[Point], rows: list[Row], seconds: float, worked_s: float, most_bytes: dict[int, int], workers: int, every: int
+    points: list[Point], rows: list[Row], seconds: float, worked_s: float, most_bytes: list[int], workers: int, every: int
 ) -> str:
     came = ", ".join(f"{count:,} {status}" for status, count in Counter(row["status"] for row in rows).most_common())
     took = sorted(row["seconds"] for row in rows)
     late_s = took[min(len(took) - 1, 99 * len(took) // 100)]
     part = f"of each {every}-th group of points that share model, cluster and devices, all points of " if every > 1 else ""
-    memory = ", ".join(f"{most / MIB:,.0f} MiB by {mark:,} points" for mark, most in most_bytes.items())
+    tenths = " | ".join(f"{part * len(points) // PARTS:,}" for part in range(1, PARTS + 1))
+    memory = " | ".join(f"{most / MIB:,.0f}" for most in most_bytes)
     slowest = sorted(rows, key=lambda row: -row["seconds"])[:5]
     lines = "\n".join(
         f"| {row['model']} | {row['cluster']} | {row['devices']:,} | {row['global_batch']:,} | {row['seq_len']:,} "
@@ -107,7 +111,11 @@ def page(
 | so a thousand points on two cores of their own | {worked_s / len(points) * 500 / 60:.1f} min |
 | a point, median and 99 in 100 (on the wall) | {took[len(took) // 2]:.2f} s, {late_s:.1f} s |
 
-Most memory of a process: {memory}; each plans at most {RENEWED_AFTER} points before another takes its place.
+The points come in an order that mixes sizes. Each process plans at most {RENEWED_AFTER} of them before another takes its place:
+
+| points done, up to | {tenths} |
+|---|{"---:|" * PARTS}
+| most memory of a process since the count before, MiB | {memory} |
 
 | slowest points | cluster | devices | batch | tokens | came | seconds |
 |---|---|---:|---:|---:|---|---:|

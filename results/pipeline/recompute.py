@@ -10,7 +10,8 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import build_problem
 from paraplan.optimizer.bounds import least_after, row_bounds_s
-from paraplan.optimizer.chunks import Chunking, best_chunks, step_seconds
+from paraplan.optimizer.chunking import Chunking, step_seconds
+from paraplan.optimizer.chunks import best_chunks
 from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.recutting import opened, proved

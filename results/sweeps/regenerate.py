@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paraplan.optimizer.reports.sweep_plots import pictures
-from paraplan.optimizer.sweeps.grid import Batch, read_sweep
-from paraplan.optimizer.sweeps.series import batches, device_hours, efficiencies, is_planned, layout_words, strategy
+from paraplan.optimizer.sweeps.grid import read_sweep
+from paraplan.optimizer.sweeps.series import device_hours, is_planned, layout_words, strategy, with_efficiencies
 from paraplan.optimizer.sweeps.store import Store
-from paraplan.optimizer.sweeps.table import Row, rows_of, write_csv
+from paraplan.optimizer.sweeps.table import EFFICIENCIES, Row, rows_of, write_csv
 from paraplan.optimizer.writing import write_file
 from paraplan.search_spaces.documents import read_document
 from paraplan.search_spaces.inputs import load_cluster
 
 HERE = Path(__file__).parent
 LARGEST, DENSE = "moe:10T", "dense:70B"
-FIXED, SCALED = "efficiency fixed batch", "efficiency scaled batch"
+FIXED, SCALED = EFFICIENCIES
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,7 @@ def planned(path: Path, store: str) -> list[Row]:
     opened = Store(store, write=False)
     rows = [row for _, row in rows_of(opened, [point.key for point in read_sweep(path)])]
     opened.close()
-    by_unit = {False: FIXED, True: SCALED}
-    for batch in (*batches(rows), *every_batch(rows)):
-        for place, share in efficiencies(rows, batch).items():
-            rows[place][by_unit[batch.unit == "per device"]] = round(share, 4)
-    return rows
-
-
-def every_batch(rows: Iterable[Row]) -> list[Batch]:
-    """Batches as they are, and per device."""
-    fixed = {Batch("sequences", row["global_batch"]) for row in rows}
-    return sorted(fixed | {Batch("per device", row["global_batch"] / row["devices"]) for row in rows})
+    return with_efficiencies(rows)
 
 
 def section(sweep: Sweep, rows: Sequence[Row]) -> str:
@@ -133,12 +123,12 @@ def equal_counts(rows: Sequence[Row]) -> list[str]:
     large, dense = (at(grown, model=name) for name in (LARGEST, DENSE))
     best = max(large, key=lambda row: row["tokens_per_s"])
     worst = min(large, key=lambda row: row["tokens_per_s"])
-    fixed = spread(row[FIXED] for row in at(most, global_batch=4096) if FIXED in row)
-    scaled = spread(row[SCALED] for row in grown if SCALED in row)
+    fixed = spread(row[FIXED] for row in at(most, global_batch=4096) if row[FIXED])
+    scaled = spread(row[SCALED] for row in grown if row[SCALED])
     times = best["tokens_per_s"] / worst["tokens_per_s"]
     crossing = each(large, lambda row: f"{row['cross_supernode_share']:.0%}")
     apart = [max(row["mfu"] for row in some) / min(row["mfu"] for row in some) for some in (dense, large)]
-    short = any(row[FIXED] > 1.0 for row in at(most, global_batch=4096) if FIXED in row)
+    short = any(row[FIXED] > 1.0 for row in at(most, global_batch=4096) if row[FIXED])
     return [
         f"MFU of {DENSE} on 4,096 devices, 4 sequences each: {shares(dense)}. Of {LARGEST}: {shares(large)}. "
         + so("Dense models hardly tell supernodes apart, the all-to-all of experts does.", apart[0] < 1.1 and apart[1] > 1.5),
@@ -203,10 +193,10 @@ def equal_cost(rows: Sequence[Row]) -> list[str]:
 
 def deepseek(rows: Sequence[Row]) -> list[str]:
     h800, dies = (by(at(rows, global_batch=15360, cluster=name), "devices") for name in ("hgx-h800", "cloudmatrix-384"))
-    grown = spread(row[SCALED] for row in at(rows) if row["global_batch"] == 7.5 * row["devices"] and SCALED in row)
+    grown = spread(row[SCALED] for row in at(rows) if row["global_batch"] == 7.5 * row["devices"] and row[SCALED])
     published = at(h800, devices=2048)[0]
     falls = all(some[-1][FIXED] < 0.95 for some in (h800, dies))
-    ends = min(row[SCALED] for row in at(rows) if row["global_batch"] == 7.5 * row["devices"] and SCALED in row)
+    ends = min(row[SCALED] for row in at(rows) if row["global_batch"] == 7.5 * row["devices"] and row[SCALED])
     dearer = [device_hours(some[-1]) / min(map(device_hours, some)) - 1.0 for some in (h800, dies)]
     return [
         f"On 2,048 H800, the published run, the best is {layout_words(published)}, MFU {published['mfu']:.1%} in BF16.",

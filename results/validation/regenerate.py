@@ -1,7 +1,7 @@
 """Prices a table of published measured runs and writes what came of it: python results/validation/regenerate.py RUNS.csv
 
-Writes README.md, statistics.csv, vocabulary.md and four plots beside this file. RUNS.csv has the columns of the measured-runs
-format; models.json beside it gives the models' shapes.
+Writes README.md, statistics.csv, vocabulary.md and four plots beside this file; without a table vocabulary.md alone. RUNS.csv has
+the columns of the measured-runs format; models.json beside it gives the models' shapes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paraplan.cost_models.intervals import COVERAGE
+from paraplan.cost_models.run_files import COLUMNS, NEEDED
+from paraplan.cost_models.run_models import FLAGS, SIZES
 from paraplan.cost_models.transfer import COUNTS, DRAWS, Learnt, leave_one_family_out
 from paraplan.cost_models.validation import Validation, validate
 from paraplan.optimizer.reports import validation as report
@@ -24,15 +26,15 @@ from shortfalls import shortfalls  # noqa: E402
 
 def main() -> None:
     """Writes the folder's files."""
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python results/validation/regenerate.py RUNS.csv")
+    if len(sys.argv) > 2:
+        raise SystemExit("usage: python results/validation/regenerate.py [RUNS.csv]")
+    (HERE / "vocabulary.md").write_text(vocabulary(), encoding="utf-8")
+    if len(sys.argv) < 2:
+        return
     found = validate(Path(sys.argv[1]))
     write_plots(found, HERE)
     curve = leave_one_family_out(Path(sys.argv[1]))
     (HERE / "README.md").write_text(readme(found, curve), encoding="utf-8")
-    words = report.markdown(("column", "pattern", "meaning", "note"), report.vocabulary(), code=(0, 1, 2))
-    title = "# From a source's words to a Stack and a Layout"
-    (HERE / "vocabulary.md").write_text(f"{title}\n\n{VOCABULARY_NOTE}\n\n{words}\n", encoding="utf-8")
     with (HERE / "statistics.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         for title, headers, lines in (
@@ -41,6 +43,31 @@ def main() -> None:
         ):
             writer.writerow((title, *SLICE[1:], *headers))
             writer.writerows(lines)
+
+
+def vocabulary() -> str:
+    """The page of what a table of runs may hold: its columns, and the words that are read in them."""
+    columns = [(name, "yes" if name in NEEDED else "", what) for name, what in COLUMNS.items()]
+    shape = "the model's shape, of which the catalog's is taken without them; models.json counts first"
+    columns.append((", ".join((*SIZES, *FLAGS)), "", shape))
+    words = report.markdown(("column", "pattern", "meaning", "note"), report.vocabulary(), code=(0, 1, 2))
+    return "\n".join(
+        [
+            "# A table of runs: its columns, and its words",
+            "",
+            "A CSV, its cells parted by commas, semicolons or tabs. Besides what is needed a row has one of the measured figures, "
+            "or a status.",
+            "",
+            report.markdown(("column", "needed", "what it holds"), columns, code=(0,)),
+            "",
+            "## From a source's words to a Stack and a Layout",
+            "",
+            VOCABULARY_NOTE,
+            "",
+            words,
+            "",
+        ]
+    )
 
 
 def readme(found: Validation, curve: Sequence[Learnt]) -> str:
