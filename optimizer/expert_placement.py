@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.errors import InputError
 from ..search_spaces.layer_kinds import MoeMlp
 from ..search_spaces.layout import Floats, Ints, Layout, Problem
@@ -163,7 +162,7 @@ def expert_site(problem: Problem, layout: Layout, redundant: int = 0) -> tuple[M
     if layout.ep == 1:
         raise InputError("experts: the plan has ep = 1, so every device holds all experts and there is nothing to place")
     slots = moe.experts + redundant
-    units = Site(_supernodes(problem.cluster, layout), moe.top_k, redundant, moe.routing_groups, moe.routing_groups_topk)
+    units = Site(_supernodes(problem, layout), moe.top_k, redundant, moe.routing_groups, moe.routing_groups_topk)
     if slots % layout.ep:
         raise InputError(
             f"--redundant {redundant}: {moe.experts} experts and {redundant} copies do not fill {layout.ep} ranks evenly; "
@@ -186,9 +185,9 @@ def moe_of(model: ModelSpec) -> MoeMlp:
     return min(found, key=lambda mlp: mlp.model_dump_json())
 
 
-def _supernodes(cluster: ClusterSpec, layout: Layout) -> Ints:
+def _supernodes(problem: Problem, layout: Layout) -> Ints:
     """Supernode of every rank of the EP group that touches most of them, counted from 0, (ep,)."""
-    homes = np.sort(np.array(groups(layout)["ep"]) // devices_per_supernode(cluster, layout.devices), axis=1)
+    homes = np.sort(np.array(groups(layout)["ep"]) // devices_per_supernode(problem.cluster, problem.devices), axis=1)
     most = int(np.argmax((np.diff(homes, axis=1) > 0).sum(axis=1)))
     return np.unique(homes[most], return_inverse=True)[1]
 

@@ -56,13 +56,13 @@ class Seats:
         return slots
 
 
-def seats(layout: Layout, cluster: ClusterSpec, given: Sequence[Host] | None = None) -> Seats:
+def seats(layout: Layout, cluster: ClusterSpec, given: Sequence[Host] | None = None, devices: int | None = None) -> Seats:
     """Gives every server of the job a host: of those `given`, or made-up names that say where it has to stand.
 
     Supernodes are taken in the order in which they are given, each for one part of the job that it can hold whole; what it has
     left stays free. InputError where none can, or where the devices listed for a server are not as many as the job runs there.
     """
-    columns = placement(layout, cluster)
+    columns = placement(layout, cluster, devices=devices)
     first = columns["device"] == 0
     homes = columns["supernode"][first]
     needs = np.bincount(homes).tolist()

@@ -41,13 +41,14 @@ def coordinates(layout: Layout, order: str | None = None) -> dict[str, Ints]:
     return table
 
 
-def placement(layout: Layout, cluster: ClusterSpec, order: str | None = None) -> dict[str, Ints]:
+def placement(layout: Layout, cluster: ClusterSpec, order: str | None = None, devices: int | None = None) -> dict[str, Ints]:
     """`coordinates` with the server ("host"), the "device" of it and the supernode of every rank, filled in the order of ranks.
 
+    `devices` are the problem's, on which the layout was priced: where it leaves some idle, supernodes are as full as without that.
     No server stands in two supernodes: where a supernode's share of the job is no whole number of them, its last is part empty.
     """
     table = coordinates(layout, order)
-    home, server = devices_per_supernode(cluster, layout.devices), devices_per_server(cluster, layout.devices)
+    home, server = (of(cluster, devices or layout.devices) for of in (devices_per_supernode, devices_per_server))
     supernode, inside = np.divmod(table["rank"], home)
     host = supernode * -(-home // server) + inside // server
     return {**table, "host": host, "device": inside % server, "supernode": supernode}

@@ -72,7 +72,7 @@ class Topology:
 def topology(problem: Problem, priced: PricedLayout) -> Topology:
     """The picture's facts for one layout on the problem's cluster; devices that stay idle are left out."""
     layout, cluster = priced.layout, problem.cluster
-    columns = placement(layout, cluster)
+    columns = placement(layout, cluster, devices=problem.devices)
     lists = groups(layout)
     return Topology(
         columns=columns,
@@ -83,7 +83,7 @@ def topology(problem: Problem, priced: PricedLayout) -> Topology:
         ),
         levels=_levels(problem, priced),
         devices=np.bincount(columns["supernode"]),
-        server=min(devices_per_server(cluster, layout.devices), devices_per_supernode(cluster, layout.devices)),
+        server=min(of(cluster, problem.devices) for of in (devices_per_server, devices_per_supernode)),
         server_name=server_level(cluster),
         supernode_name=cluster.supernode,
         supernode_size=next(level.size or 0 for level in cluster.levels if level.name == cluster.supernode),
@@ -95,9 +95,10 @@ def _dimension(problem: Problem, layout: Layout, name: str, members: Ints) -> Di
     cluster, devices = problem.cluster, layout.devices
     group = np.empty(devices, dtype=np.int64)
     group[members.reshape(-1)] = np.repeat(np.arange(len(members)), members.shape[1])
-    home = np.sort(members // devices_per_supernode(cluster, devices), axis=1)
+    each = devices_per_supernode(cluster, problem.devices)
+    home = np.sort(members // each, axis=1)
     touched = 1 + (np.diff(home, axis=1) > 0).sum(axis=1)
-    supernodes = -(-devices // devices_per_supernode(cluster, devices))
+    supernodes = -(-devices // each)
     inside = np.bincount(home[touched == 1, 0], minlength=supernodes)
     pairs = np.unique(home * len(members) + np.arange(len(members))[:, None]) // len(members)
     return Dimension(
@@ -113,7 +114,7 @@ def _dimension(problem: Problem, layout: Layout, name: str, members: Ints) -> Di
 
 
 def _reach(problem: Problem, layout: Layout, members: Ints) -> str:
-    sizes = problem.cluster.allocated_sizes(layout.devices)
+    sizes = problem.cluster.allocated_sizes(problem.devices)
     for level, size in zip(problem.cluster.levels, sizes, strict=True):
         if (members.min(axis=1) // size == members.max(axis=1) // size).all():
             return level.name

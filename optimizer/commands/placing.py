@@ -44,7 +44,7 @@ def ranks_command(
         spare_inputs({"--out": out / name}, (plan_file, hosts))
     plan = read_chosen(plan_file)
     given = None if hosts is None else read_hosts(text_of(hosts, "a list of servers"), str(hosts))
-    seated = seats(plan.plan.layout, plan.problem.cluster, given)
+    seated = seats(plan.plan.layout, plan.problem.cluster, given, plan.problem.devices)
     written = write_folder(out, _files(plan, seated))
     return Answer(lambda: print(*written, sep="\n"), () if quiet else _notes(plan, seated))
 
@@ -141,7 +141,7 @@ def seating_files(plan: Plan) -> tuple[dict[str, str], tuple[str, ...]]:
     """Host file and rank table of a plan whose servers have no addresses yet, and what these leave open, in sentences."""
     from ..rank_files import seats
 
-    seated = seats(plan.plan.layout, plan.problem.cluster)
+    seated = seats(plan.plan.layout, plan.problem.cluster, devices=plan.problem.devices)
     return _files(plan, seated), _notes(plan, seated)
 
 

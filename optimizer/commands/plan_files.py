@@ -75,7 +75,8 @@ def plan_json(plan: Plan) -> str:
     from ..ranks import groups, placement
 
     layout = plan.plan.layout
-    columns = {name: column.tolist() for name, column in placement(layout, plan.problem.cluster).items() if name != "rank"}
+    placed = placement(layout, plan.problem.cluster, devices=plan.problem.devices)
+    columns = {name: column.tolist() for name, column in placed.items() if name != "rank"}
     rest = plan.model_copy(update={"groups": None, "ranks": None}).to_json().removesuffix("\n}")
     for key, value in (("groups", groups(layout)), ("ranks", columns)):
         lines = ",\n".join(f'    "{name}": {json.dumps(entries)}' for name, entries in value.items())

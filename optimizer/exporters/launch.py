@@ -146,7 +146,7 @@ def host_order(asked: Request) -> str:
     cluster, devices = asked.problem.cluster, asked.layout.devices
     if asked.per_server == devices:
         return "There is one server, number 0."
-    sizes = cluster.allocated_sizes(devices)
+    sizes = cluster.allocated_sizes(asked.problem.devices)
     if sizes[[level.name for level in cluster.levels].index(cluster.supernode)] == asked.per_server:
         return "Servers that share a switch should have numbers that follow each other."
     return f"Servers of one {cluster.supernode} must have numbers that follow each other: the layout was placed in that order."

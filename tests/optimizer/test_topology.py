@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.evaluation import evaluate
+from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.ranks import groups, placement
 from paraplan.optimizer.reports.topology import ALL_DRAWN, COLOURS, MOST_TILES, draw
 from paraplan.optimizer.result import PricedLayout
 from paraplan.optimizer.topology import topology
-from paraplan.search_spaces.inputs import load_cluster, load_model
+from paraplan.search_spaces.inputs import build_problem, load_cluster, load_model
 from paraplan.search_spaces.layout import Layout, Problem
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the sample lies beside them
@@ -235,3 +237,18 @@ def test_png_without_matplotlib_is_refused(
     assert main(["topology", str(tmp_path / "plan.json"), "-o", str(tmp_path / "a.png")]) == 2
     assert "pip install 'paraplan[plots]'" in capsys.readouterr().err
     assert not (tmp_path / "a.png").exists()
+
+
+def test_ranks_lie_where_they_were_priced_though_some_devices_stay_idle() -> None:
+    """132 of 144: EP groups of 4 that the price keeps inside racks of 72 would straddle two of 66."""
+    problem = build_problem("qwen3-30b-a3b", "gb200-nvl72", 144, 264, 4096)
+    layout = complete(problem, parse_layout("tp=1,pp=1,dp=132,ep=4,micro_batch=1,recompute=full"))
+    priced, _ = evaluate(problem, layout)
+    assert (priced.devices_used, priced.devices_idle) == (132, 12)
+    columns = placement(priced.layout, problem.cluster, devices=problem.devices)
+    assert np.bincount(columns["supernode"]).tolist() == [72, 60]
+    drawn = topology(problem, priced)
+    assert drawn.devices.tolist() == [72, 60]
+    (experts,) = (each for each in drawn.dimensions if each.name == "ep")
+    across = sum(volumes.get("ep", 0.0) for level, volumes in priced.traffic_gib.items() if level == "scale-out")
+    assert (experts.most_supernodes > 1) == (across > 0.0)
