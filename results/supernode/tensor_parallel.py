@@ -51,7 +51,7 @@ Report: TP 128 balances communication against compute inside the supernode.
 
 {MODEL} on {DEVICES:,} dies, batch {BATCH:,}; the best layout with each TP. Beyond the model's 32 KV heads the stack refuses TP:
 those rows are the fastest that fit of a grid of layouts, priced all the same. “per layer” is communication (tp, cp, ep) over
-compute (forward, backward, recompute), neither hidden by the other.
+compute (forward, backward, recompute), of both what shows: what a stack hides behind compute is left out.
 
 {markdown(("TP", "step", "MFU", "per layer", "layout"), rows)}
 

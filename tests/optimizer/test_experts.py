@@ -306,7 +306,7 @@ GROUPED = {"groups": 8, "groups_topk": 4}
     ],
 )
 def test_no_heuristic_does_better(kind: str, where: Site, largest_gap: float) -> None:
-    for loads in skewed(4, kind, layers=1):
+    for loads in skewed(4, kind, layers=4)[-1:]:  # the last has drifted from the first
         found = place(loads, where)
         rivals = {"EPLB": eplb_like(loads, where)}
         if where.units == 1:
