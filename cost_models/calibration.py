@@ -18,7 +18,7 @@ from ..search_spaces.cluster import Figure
 from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Floats
 from .few_runs import doubts_of, few_runs
-from .intervals import COVERAGE, Kind, Residuals, intervals_of
+from .intervals import COVERAGE, Kind, Residuals, Stranger, intervals_of
 from .many_runs import Search
 from .parameters import FEW_ROWS, PARAMETERS, Fit, Parameter, centres, movable, start_of, summary
 from .pooling import SHARES, TOLD_BY_ONE_RUN, Pair, Pool, Prior, Seen
@@ -211,9 +211,9 @@ def fit_pairs(pairs: Pairs, profile: str | None = None, shipped: bool = True, pr
         found[key] = fit(pairs[key], profile, shipped, priors=priors)
         if progress is not None:
             progress(len(found) / len(pairs))
-    unmeasured = [] if shipped else unmeasured_residuals(pairs, pools, profile)
+    new = [] if shipped else strangers(pairs, pools, profile)
     known = _typical(pairs, profile) if shipped else {}
-    intervals = intervals_of([each.residuals for each in found.values()], unmeasured, known)
+    intervals = intervals_of([each.residuals for each in found.values()], new, known)
     return Calibrations(tuple(found[key] for key in pairs), pools, intervals, site=shipped)
 
 
@@ -223,15 +223,23 @@ def _typical(pairs: Pairs, profile: str | None) -> Mapping[Kind, float]:
     return load_profile(accelerator, profile).intervals.typical
 
 
-def unmeasured_residuals(pairs: Pairs, pools: Mapping[str, Pool], profile: str | None = None) -> list[Residuals]:
-    """Residuals of every pair with figures pooled from the others alone."""
-    found = []
+def strangers(pairs: Pairs, pools: Mapping[str, Pool], profile: str | None = None) -> list[Stranger]:
+    """Residuals of every family's runs with figures pooled from pairs that it did not run on."""
+    families: dict[str, dict[Pair, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
     for rows in pairs.values():
-        runs, pair = Priced(rows, profile, shipped=False), pair_of(rows)
-        start = centres(priors_of(pools, pair), runs)
-        moe = tuple(o.job is not None and o.job.problem.model.is_moe for o in rows)
-        found.append(Residuals(pair.stack, pair.accelerator, tuple(np.log(runs.measured / runs.predict(start)).tolist()), moe))
-    return found
+        for outcome in rows:
+            families[outcome.run.family][pair_of(rows)].append(outcome)
+    return [_stranger(own, {name: pool.without(*own) for name, pool in pools.items()}, profile) for own in families.values()]
+
+
+def _stranger(own: Mapping[Pair, Sequence[Outcome]], pools: Mapping[str, Pool], profile: str | None) -> Stranger:
+    """One family's runs by pair, priced with what `pools` of other pairs let expect."""
+    found = []
+    for pair, rows in own.items():
+        runs = Priced(rows, profile, shipped=False)
+        found.append(np.log(runs.measured / runs.predict(centres(priors_of(pools, pair), runs))))
+    moe = [outcome.job is not None and outcome.job.problem.model.is_moe for rows in own.values() for outcome in rows]
+    return Stranger(np.concatenate(found), np.array(moe))
 
 
 def pools_of(calibrations: Sequence[Calibration]) -> dict[str, Pool]:

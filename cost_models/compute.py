@@ -29,7 +29,7 @@ class Kernels:
         if op.kind == "attention":
             return self._attention_s(op, 1.0, backward=False)
         if op.kind == "memory":
-            return self.elementwise_s(op.forward_bytes + op.zeros, op.kernels[0])
+            return self.elementwise_s(op.forward_bytes + op.zeros, op.kernels[0], op.by_value)
         return self._gemm_s(op, op.m, op.n, op.k) + self._cast_s(op, op.m * op.k + op.n * op.k)
 
     def backward_s(self, op: Operator) -> Floats:
@@ -37,7 +37,7 @@ class Kernels:
         if op.kind == "attention":
             return self._attention_s(op, FLASH_BACKWARD if self.stack.attention_kernel == "flash" else 2.0, backward=True)
         if op.kind == "memory":
-            return self.elementwise_s(op.backward_bytes + op.zeros, op.kernels[1])
+            return self.elementwise_s(op.backward_bytes + op.zeros, op.kernels[1], op.by_value)
         cast_s = self._cast_s(op, 2.0 * op.m * op.n + op.n * op.k + op.m * op.k)
         return self._gemm_s(op, op.m, op.k, op.n) + self.wgrad_s(op) + cast_s
 
@@ -58,9 +58,10 @@ class Kernels:
         added = (2.0 * self.stack.gradient_bytes - BF16) * op.n * op.k * op.groups if alone else 0.0
         return self._gemm_s(op, op.n, op.k, op.m) + added / self._memory_rate
 
-    def elementwise_s(self, moved: Floats, kernels: int = 1) -> Floats:
-        """Seconds of `kernels` in a row that only move `moved` bytes through memory together, (n,)."""
-        return self._memory_s(moved, self.stack.elementwise_efficiency.value, kernels)
+    def elementwise_s(self, moved: Floats, kernels: int = 1, by_value: bool = False) -> Floats:
+        """Seconds of `kernels` in a row that only move `moved` bytes through memory together, (n,); `by_value`: `Operator`."""
+        share = self.profile.by_value_share.value if by_value else 1.0
+        return self._memory_s(moved, self.stack.elementwise_efficiency.value * share, kernels)
 
     def _gemm_s(self, op: Operator, m: Floats | float, n: Floats | float, k: Floats | float) -> Floats:
         precision = "bf16" if op.high_precision and self.precision in ("fp8", "fp4") else self.precision

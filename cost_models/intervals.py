@@ -3,8 +3,9 @@
 Of a pair of stack and accelerator that was fitted, the residuals are those of every model's runs when all runs of that model are
 left out. Runs of one model are off alike, so that many of them say little of a model to come: they count as the number of
 independent runs that say as much. A pair with few is held to what pairs as a whole do or, where its figures were learnt from few
-runs, to what the posterior of those lets expect. Of pairs that nobody measured, the residuals are those of every pair when its
-figures are pooled from the others.
+runs, to what the posterior of those lets expect. Of pairs that nobody measured, the residuals are those of every family of runs
+with figures pooled from pairs that it did not run on, each family counting alike: a stack to come is a stranger to all of them,
+where most pairs of one family have siblings among the others.
 """
 
 from __future__ import annotations
@@ -68,8 +69,20 @@ class Residuals:
         return [model for model, has in zip(self.models, self.moe, strict=True) if has == moe]
 
 
+@dataclass(frozen=True)
+class Stranger:
+    """log(measured/predicted) of one family's runs by figures of pairs that it did not run on; which models have experts, (n,)."""
+
+    values: Floats
+    moe: npt.NDArray[np.bool_]
+
+    def of(self, moe: bool) -> Floats:
+        """Sizes of those of one kind of model."""
+        return np.asarray(np.abs(self.values[self.moe == moe]))
+
+
 def intervals_of(
-    fitted: Sequence[Residuals], unmeasured: Sequence[Residuals], known: Mapping[Kind, float] = MappingProxyType({})
+    fitted: Sequence[Residuals], strangers: Sequence[Stranger], known: Mapping[Kind, float] = MappingProxyType({})
 ) -> Intervals:
     """Intervals of every pair that was fitted and of those that nobody measured, for dense models and those with experts.
 
@@ -90,10 +103,10 @@ def intervals_of(
                 several = len(set(each.models)) > 1
                 size = held(own, independent(each.models_of(moe)), others) if several else others
                 pairs[each.stack][each.accelerator][kind] = _interval(size, _source(each, moe))
-        wide = _typical(each.of(moe) for each in unmeasured)
+        wide = _typical(each.of(moe) for each in strangers)
         if wide is not None:
-            count = sum(len(each.of(moe)) > 0 for each in unmeasured)
-            new[kind] = _interval(wide, f"{count} pairs of stack and accelerator, each left out")
+            count = sum(len(each.of(moe)) > 0 for each in strangers)
+            new[kind] = _interval(wide, f"{count} families of runs, each left out with all stacks and accelerators that it ran on")
     found = {stack: dict(each) for stack, each in pairs.items()}
     return Intervals(pairs=found, unmeasured=new, ranking=_ranking(fitted), typical=sizes)
 

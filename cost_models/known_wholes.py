@@ -59,7 +59,7 @@ def known_wholes(problem: Problem, profile: Profile) -> KnownWholes:
     key = "\n".join(
         (
             *(part.model_dump_json(exclude=set(OUTSIDE)) for part in parts),
-            str(problem.devices),
+            str(problem.allocated_sizes),
             problem.workload.model_dump_json(exclude=set(ASIDE)),
         )
     )

@@ -104,6 +104,7 @@ class LayerModel:
             linear_bytes=FP8 if fp8 else BF16,
             flash=stack.attention_kernel == "flash",
             eager=frozenset(stack.eager_kernels),
+            graphed=stack.cuda_graphs,
             fused_gate=stack.fused_gate,
             shared_gathers=stack.shared_gathers,
             fp8_gathers=fp8 and stack.fp8_gathers,
@@ -468,7 +469,7 @@ class LayerModel:
         own = (busy[0] + busy[1]) > 0  # the layer's own messages leave the supernode too, and are in the way
         for parameters, group in ((weights[0], shard_group(table)), (weights[1], groups(table, "edp"))):
             at = self.network.crossing(group)
-            gather_s = np.where(often.gathers_each, self.network.all_gather_s(at, BF16 * parameters), 0.0)
+            gather_s = np.where(often.gathers_each, self.network.all_gather_s(at, stack.gathered_weight_bytes * parameters), 0.0)
             again_s = np.where(often.gathers_again, again * gather_s, 0.0)
             back_s = again_s + np.where(often.scatters_each, self.network.reduce_scatter_s(at, sent * parameters), 0.0)
             if parameters is weights[0] and often.copies_each.any():

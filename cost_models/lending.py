@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..search_spaces.groups import groups
+from ..search_spaces.groups import groups, unit_of
 from ..search_spaces.layout import SCHEDULES, Floats, Ints, Layout, LayoutTable, Problem, parse_offload
 from .pipeline import in_flight
 from .timeline import INTERLEAVED, ONE_F_ONE_B
@@ -76,12 +76,13 @@ def with_partners(kept: Floats, shares: Floats) -> Floats:
 def partners_across(table: LayoutTable, row: int, sizes: tuple[int, ...]) -> Floats:
     """Share of every stage's ranks whose partner's lies in the same unit of a level and in another of the one inside, (levels, pp).
 
-    `sizes` are the devices in a unit of each level, innermost first; counted rank by rank for one row.
+    `sizes` as in `Problem.allocated_sizes`; counted rank by rank for one row.
     """
     of, pp = groups(table.take(np.array([row])), "pp"), int(table.pp[row])
     stride, ranks = int(of.stride[0]), np.arange(int(table.devices[row]))
     stage = ranks // stride % pp
     partner = ranks + (pp - 1 - 2 * stage) * stride
-    apart = np.array([ranks // size != partner // size for size in (1, *sizes)])
+    units = [(1, *sizes), *(sizes[level:] for level in range(len(sizes)))]
+    apart = np.array([unit_of(ranks, of_level) != unit_of(partner, of_level) for of_level in units])
     between = np.array([np.bincount(stage, weights=each, minlength=pp) for each in apart[:-1] & ~apart[1:]])
     return np.asarray(between / np.bincount(stage, minlength=pp))

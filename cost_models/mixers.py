@@ -55,7 +55,7 @@ def _attention(mixer: Attention, h: int, f: Factors, gather: tuple[Message, ...]
     normed = mixer.qk_norm != "none"  # the norm's input stays beside the queries and keys that attention saves
     return [
         Operator("qkv_proj", "gemm", f.zeros, m=t, n=projected, k=h, saved_bytes=BF16 * t * projected, messages=gather),
-        *_rotary(f, q + kv / 2, passes=4 if normed else 2, saved=BF16 * t * (q + kv / 2) if normed else 0.0),
+        *_rotary(f, q + kv / 2, 4 if normed else 2, BF16 * t * (q + kv / 2) if normed else 0.0, mixer.scaled_rotary),
         _core("core_attention", f, heads, d, d, *_keys(f.seq_len, mixer), q + kv, kv),
         _output_projection(h, q, f),
     ]
@@ -171,8 +171,9 @@ def _output_projection(h: int, width: Floats, f: Factors) -> Operator:
     )
 
 
-def _rotary(f: Factors, width: Floats, passes: int, saved: Floats | float = 0.0) -> Iterator[Operator]:
-    eager = "rotary" in f.eager
+def _rotary(f: Factors, width: Floats, passes: int, saved: Floats | float = 0.0, scaled: bool = False) -> Iterator[Operator]:
+    """The kernel of Transformer Engine has no factor: where YaRN has one, Megatron-Core falls back to a chain (rope_utils.py)."""
+    eager = scaled or "rotary" in f.eager
     moved, kernels = BF16 * f.tokens * width * passes * (EAGER_ROTARY if eager else 1.0), ROTARY_CHAIN if eager else (1, 1)
     yield Operator("rotary", "memory", f.zeros, forward_bytes=moved, backward_bytes=moved, kernels=kernels, saved_bytes=saved)
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from ..search_spaces.cluster import ClusterSpec, Level
-from ..search_spaces.groups import Groups
+from ..search_spaces.groups import Groups, untiled
 from ..search_spaces.layout import Bools, Floats, Ints
 from .profile import Fitted, Profile, together_s
 from .routing import Routing
@@ -100,7 +100,8 @@ class _Curves:
 
 
 class Network:
-    """The levels of a cluster as a job of `devices` devices sees them, with the curves of its accelerator's profile.
+    """The levels of a cluster as a job sees them that has `sizes` devices in one unit of each, with the curves of its accelerator's
+    profile. The last size is all devices (`ClusterSpec.allocated_sizes`).
 
     `scale_up` and `scale_out` are the shares of those levels' bandwidth that the stack's collectives reach, one or a column (n,);
     p2p meets no others. `backend` names the kernels of token exchanges, which have `sms` multiprocessors to copy with.
@@ -110,16 +111,16 @@ class Network:
         self,
         cluster: ClusterSpec,
         profile: Profile,
-        devices: int,
+        sizes: tuple[int, ...],
         scale_up: float | Floats = 1.0,
         scale_out: float | Floats = 1.0,
         backend: str = "",
         sms: int = EXCHANGE_SMS,
     ) -> None:
         self.levels: tuple[Level, ...] = cluster.levels
-        self.sizes: tuple[int, ...] = cluster.allocated_sizes(devices)
-        self.devices = devices
-        self.supernode = [level.name for level in cluster.levels].index(cluster.supernode)
+        self.sizes, self.devices = sizes, sizes[-1]
+        self._units = tuple(zip(sizes[:-1], untiled(sizes), strict=True))
+        self.supernode = cluster.supernode_place
         self._profile = profile
         self._backend, self._sms = f"_{backend}" if backend else "", sms
         shared = np.array([level.devices_per_nic for level in self.levels])
@@ -146,9 +147,9 @@ class Network:
         shape = (len(self.levels) + 1, len(group.size))
         units, least = np.ones(shape), np.ones(shape)
         units[0], least[-1] = group.size, group.size
-        for index, size in enumerate(self.sizes[:-1]):
-            units[index + 1] = np.minimum(units[index], group.units(size, self.devices))
-            least[index + 1] = np.maximum(least[index], group.least(size, self.devices))
+        for index, (size, around) in enumerate(self._units):
+            units[index + 1] = np.minimum(units[index], group.units(size, self.devices, around))
+            least[index + 1] = np.maximum(least[index], group.least(size, self.devices, around))
         members, fan, below = group.size / units[1:], units[:-1] / units[1:], group.size / units[:-1]
         outside = self._at_worst(members - below, np.diff(least, axis=0))
         return Crossing(
@@ -182,8 +183,8 @@ class Network:
         shape = (len(self.levels) + 1, len(group.size))
         units, mates, straddling = np.ones(shape), np.ones(shape), np.zeros(shape)
         units[0], mates[-1] = group.size, group.size
-        for index, size in enumerate(self.sizes[:-1], start=1):
-            at = group.placement(size, devices)
+        for index, (size, around) in enumerate(self._units, start=1):
+            at = group.placement(size, devices, around)
             units[index], mates[index], straddling[index] = at.units, at.mates, at.straddling
         members, outer, inner = group.size / units[1:], self._outermost, self._innermost
         others, beyond = units[inner] - units[outer + 1], mates[outer + 1] - mates[inner]
@@ -372,6 +373,16 @@ class Network:
             return True
         return index <= self.supernode and level.kind in ("full_mesh", "switched") and curves[name].hop_latency_s is None
 
+    def _furthest(self, at: Crossing, apart: bool) -> Floats:
+        """1 at the outermost level that is crossed, (levels, n): peers are sent to at once, and a level's latency is that of the
+        whole way between devices that it lies between. `apart`: in each fabric, as what enters one is passed on inside.
+        """
+        further = np.zeros_like(at.crossed)
+        for rows in self._fabrics if apart else [np.ones(len(self.levels), dtype=bool)]:
+            beyond = np.cumsum(at.crossed[rows][::-1], axis=0)[::-1]
+            further[rows] = at.crossed[rows] & (beyond == 1)
+        return further.astype(np.float64)
+
     def _reduces(self, level: Level) -> bool:
         return level.in_network_reduction and "all_reduce_in_network" in self._profile.collective_curves(level.efficiency_profile)
 
@@ -441,7 +452,8 @@ class Network:
 
     def _hops(self, name: str, at: Crossing, passes: float) -> Floats:
         """Steps in a row at each level: neighbour by neighbour in a ring, at most as many as up and down a binary tree; one on
-        each that is crossed straight.
+        each that is crossed straight, for what was gathered further out is passed on further in. Exchanges reach all peers at once
+        (`_furthest`).
 
         As the curves were fitted (collective_fit.wire_and_hops): a measured time per hop is that of rings inside a server, and what
         switches reduce has its only hop in the launch.
@@ -450,7 +462,7 @@ class Network:
             return np.zeros_like(at.fan)
         once = at.crossed.astype(np.float64)
         if name.removesuffix(self._backend) in EXCHANGES:
-            return passes * once
+            return passes * self._furthest(at, apart=name != "all_to_all")
         ring = at.fan - 1.0
         rings = self._ring_kind | self._curves(name).hop_measured[:, None] & (np.arange(len(self.levels)) == 0)[:, None]
         steps = np.where(rings, ring, np.minimum(ring, at.tree_steps))

@@ -38,6 +38,7 @@ class Factors:
     linear_bytes: float = BF16
     flash: bool = True
     eager: frozenset[str] = frozenset()
+    graphed: bool = False  # the whole step is one CUDA graph
     fused_gate: bool = True
     shared_gathers: bool = True
     fp8_gathers: bool = False
@@ -119,6 +120,7 @@ class Operator:
     forward_bytes: Floats | float = 0.0
     backward_bytes: Floats | float = 0.0
     kernels: tuple[int, int] = (1, 1)  # in a row that move these bytes, forward and backward
+    by_value: bool = False  # moved value by value: kernels that broadcast, read views or mix types, and do not stream
     saved_bytes: Floats | float = 0.0
     messages: tuple[Message, ...] = ()
     high_precision: bool = False

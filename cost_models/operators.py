@@ -265,7 +265,13 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
         moved = routed * width
         operators.append(
             Operator(
-                "experts_bias", "memory", f.zeros, MOE, forward_bytes=BIAS_FORWARD * moved, backward_bytes=BIAS_BACKWARD * moved
+                "experts_bias",
+                "memory",
+                f.zeros,
+                MOE,
+                forward_bytes=BIAS_FORWARD * moved,
+                backward_bytes=BIAS_BACKWARD * moved,
+                by_value=not f.graphed,
             )
         )
     if mlp.shared_width:
@@ -274,11 +280,25 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
 
 
 def _clamp(mlp: MoeMlp, gate: Floats, f: Factors) -> list[Operator]:
-    """Clamping of gate and up before the activation's kernel; `gate` values each."""
+    """Clamping of gate and up before the activation's kernel; `gate` values each.
+
+    PyTorch's own kernels do it, value by value. They need token counts on the host, which a CUDA graph of the whole step does not
+    have: there Transformer Engine's grouped kernels do the same, and stream (its pull requests 2864 and 2885). So it is with the
+    experts' bias.
+    """
     if not mlp.clamped:
         return []
-    forward, backward = CLAMP_FORWARD * gate, CLAMP_BACKWARD * gate
-    return [Operator("experts_clamp", "memory", f.zeros, MOE | MOE_ACT, forward_bytes=forward, backward_bytes=backward)]
+    return [
+        Operator(
+            "experts_clamp",
+            "memory",
+            f.zeros,
+            MOE | MOE_ACT,
+            forward_bytes=CLAMP_FORWARD * gate,
+            backward_bytes=CLAMP_BACKWARD * gate,
+            by_value=not f.graphed,
+        )
+    ]
 
 
 def _latent(name: str, size: int | None, t: Floats, h: int, f: Factors) -> list[Operator]:

@@ -45,9 +45,9 @@ HOST = (0.5, 0.05, 0.1, 0.05, 0.1)
 """Hosts are much alike: what floors are underestimated by is common to most stacks."""
 KERNELS = (0.0, 0.1, 0.2, 0.2, 0.2)
 """Kernels and the network between servers come with the device and the software, and tell little of other ones."""
-SUSTAINED = (0.2, 0.3, 0.0, 0.2, 0.2)
+SUSTAINED = (0.2, 0.5, 0.0, 0.1, 0.15)
 """What a step sustains of kernels measured alone: tables are of the best shapes at full clocks, so most stacks are documented too
-high, and a generation's clocks and kernels fall short together whatever its host."""
+high, and a generation's clocks and kernels fall short together whatever its host; stacks of one framework share little besides."""
 SHARES: Mapping[str, tuple[float, ...]] = {
     "efficiency": SUSTAINED,
     "host_floor_dense_s": HOST,
@@ -97,9 +97,9 @@ class Pool:
     spread: float
     shares: tuple[float, ...]
 
-    def without(self, pair: Pair) -> Pool:
+    def without(self, *pairs: Pair) -> Pool:
         """What the other pairs say."""
-        return Pool(tuple(one for one in self.seen if one.pair != pair), self.spread, self.shares)
+        return Pool(tuple(one for one in self.seen if one.pair not in pairs), self.spread, self.shares)
 
     def prior(self, pair: Pair) -> Prior:
         """What is to be expected on a pair that was not seen."""

@@ -205,6 +205,7 @@ class Profile(Frozen):
     grouped_gemm: GroupedGemmCurve
     attention: AttentionCurves
     memory_efficiency: Efficiency  # share of memory bandwidth that elementwise kernels reach
+    by_value_share: Efficiency  # of that rate, where kernels go value by value: `Operator.by_value`
     elementwise_launch_s: Fitted
     collectives: dict[str, dict[str, CollectiveCurve]]
     step_time_interval: Interval

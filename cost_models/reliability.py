@@ -19,6 +19,7 @@ SECONDS_PER_DAY = 24 * 3600.0
 SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
 
 RATES = ("device_per_year", "server_per_year", "supernode_per_year")
+SERVER, SUPERNODE = "server", "supernode"
 
 Values = float | Floats | Ints
 
@@ -135,6 +136,18 @@ def weighed_s(seconds: Sequence[Values], shares: Sequence[Values], mtbf_s: Value
 def kept_interval_s(save_s: Values, drain_s: Values, mtbf_s: Values) -> Floats:
     """The best interval, no shorter than a checkpoint takes to drain: the next one would wait for it; broadcasts."""
     return np.asarray(np.maximum(best_interval_s(save_s, mtbf_s), drain_s))
+
+
+def spare_units(cluster: ClusterSpec, devices: int, repair_days: float) -> dict[str, int]:
+    """Spare servers and supernodes of a job (`spares`), by the name of the unit; none of those whose failures are not known.
+
+    A device is replaced with its server; supernodes that fail as a whole are counted for themselves, unless they are servers.
+    """
+    per_day = {name: float(rate) * SECONDS_PER_DAY for name, rate in failure_rates(cluster, devices).items()}
+    whole = SUPERNODE if supernode_size(cluster) > server_size(cluster) else SERVER
+    unit_of = dict(zip(RATES, (SERVER, SERVER, whole), strict=True))
+    units = dict.fromkeys(unit_of[name] for name in per_day)
+    return {unit: spares(sum(rate for name, rate in per_day.items() if unit_of[name] == unit), repair_days) for unit in units}
 
 
 def spares(failures_per_day: float, repair_days: float, confidence: float = 0.99) -> int:

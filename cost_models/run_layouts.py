@@ -325,8 +325,7 @@ def _sharding(run: Run, problem: Problem, tp: int, ranks: int) -> str:
             return "none"
         found = "zero3" if "zero1" not in stack.optimizer_shardings and "zero3" in stack.optimizer_shardings else "zero1"
     group = FSDP_GROUP.search(run.text("notes"))
-    place = [level.name for level in cluster.levels].index(cluster.supernode)
-    near = math.gcd(cluster.allocated_sizes(problem.devices)[place] // tp, ranks)
+    near = math.gcd(problem.allocated_sizes[cluster.supernode_place] // tp, ranks)
     size = int(group[1]) if group else near if found == HYBRID else ranks
     if found in ("zero3", HYBRID):
         return f"hsdp:{size}" if 1 < size < ranks else "zero3"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..search_spaces.groups import Groups, Placement, groups
+from ..search_spaces.groups import Groups, Placement, Sizes, groups
 from ..search_spaces.layout import SHARDINGS, Bools, Floats, Ints, LayoutTable, sharding_as_run
 from ..search_spaces.stack import Stack
 
@@ -76,21 +76,21 @@ class ShardGroups(Groups):
     inner: Groups
     outer: Groups
 
-    def units(self, unit_size: int, devices: int) -> Floats:
+    def units(self, unit_size: int, devices: int, around: Sizes = ()) -> Floats:
         """As of any group, where the runs join; else those of one run at each of its places."""
-        each = self.inner.units(unit_size, devices) * self.outer.units(unit_size, devices)
+        each = self.inner.units(unit_size, devices, around) * self.outer.units(unit_size, devices, around)
         nested = np.minimum(np.minimum(each, self.size), -(-devices // unit_size))
-        return np.where(self._apart, nested, super().units(unit_size, devices))
+        return np.where(self._apart, nested, super().units(unit_size, devices, around))
 
-    def least(self, unit_size: int, devices: int) -> Floats:
+    def least(self, unit_size: int, devices: int, around: Sizes = ()) -> Floats:
         """As of any group, where the runs join; else as few of a run as any unit has, of as few runs as any has of those."""
-        each = self.inner.least(unit_size, devices) * self.outer.least(unit_size, devices)
-        return np.where(self._apart, np.minimum(each, self.size), super().least(unit_size, devices))
+        each = self.inner.least(unit_size, devices, around) * self.outer.least(unit_size, devices, around)
+        return np.where(self._apart, np.minimum(each, self.size), super().least(unit_size, devices, around))
 
-    def placement(self, unit_size: int, devices: Ints) -> Placement:
+    def placement(self, unit_size: int, devices: Ints, around: Sizes = ()) -> Placement:
         """As of any group, where the runs join; else as if the runs lay on the units independently of their places there."""
         joined, inner, outer = (
-            one.placement(unit_size, devices) for one in (Groups(self.size, self.stride), self.inner, self.outer)
+            one.placement(unit_size, devices, around) for one in (Groups(self.size, self.stride), self.inner, self.outer)
         )
         units = np.minimum(np.minimum(inner.units * outer.units, self.size), -(-devices // unit_size))
         straddling = 1.0 - (1.0 - inner.straddling) * (1.0 - outer.straddling)

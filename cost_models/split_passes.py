@@ -220,8 +220,8 @@ def _weight_s(layers: LayerModel, name: str, rows: Rows) -> Floats:
     """Seconds of a piece's weight gradients, to add them up, and under FSDP to scatter them, (n,)."""
     piece, sharding = rows.pieces.pieces[name], rows.column("sharding")
     added = layers.accumulation_s((piece.dense_weights + piece.expert_weights)[rows.factor])
-    sent = rows.problem.stack.sent_gradient_bytes
-    scattered = np.where(sharding == ZERO2, 1.0, np.where(sharding >= ZERO3, sent / (sent + BF16), 0.0))  # the rest gathers weights
+    sent, gathered = rows.problem.stack.sent_gradient_bytes, rows.problem.stack.gathered_weight_bytes
+    scattered = np.where(sharding == ZERO2, 1.0, np.where(sharding >= ZERO3, sent / (sent + gathered), 0.0))  # the rest gathers
     sends = scattered * piece.backward_s[DP][rows.factor]
     return np.asarray(_over_gemms(layers, name, rows, lambda op, f: layers.kernels.wgrad_s(op)) + added + sends)
 

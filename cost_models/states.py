@@ -10,7 +10,7 @@ from ..search_spaces.cluster import HostLink
 from ..search_spaces.groups import groups
 from ..search_spaces.layout import Floats, Ints, LayoutTable, Problem
 from ..search_spaces.row_keys import distinct_rows
-from ..search_spaces.stack import OWN_BUCKETS
+from ..search_spaces.stack import own_buckets
 from .memory import StaticRates, communicator_count, static_rates
 from .network import Crossing, Network
 from .operators import BF16, FP32
@@ -168,8 +168,8 @@ class States:
         Megatron-Core has buckets only in the first chunk of the first stage, which ends last; all stages are priced alike.
         """
         stack, (dense, expert) = self._problem.stack, self._mean_stage
-        least, each = OWN_BUCKETS[stack.framework]
-        own = np.maximum(least, each * self._table.dp)
+        usual = own_buckets()[stack.framework]
+        own = np.maximum(usual.least, usual.each_replica * self._table.dp)
         told = np.full_like(own, stack.gradient_bucket) if stack.sends_buckets else own
         return (np.ceil(dense / own), np.ceil(expert / own)), (np.ceil(dense / told), np.ceil(expert / told))
 
@@ -185,7 +185,7 @@ class States:
                 between = network.all_reduce_s(network.crossing(copy_groups(table)), sent_bytes / group.size)
                 once = once + np.where(often.copies_once, between, 0.0)
             reduced.append(once)
-            gathered.append(np.where(often.gathers_once, network.all_gather_s(at, BF16 * size), 0.0))
+            gathered.append(np.where(often.gathers_once, network.all_gather_s(at, stack.gathered_weight_bytes * size), 0.0))
         return reduced[0], reduced[1], gathered[0], gathered[1]
 
     @cached_property

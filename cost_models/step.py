@@ -75,7 +75,7 @@ class CostModel:
         self.problem = problem = problem.model_copy(update={"stack": stack})
         reached = stack.scale_up_efficiency.value, stack.scale_out_share(problem.devices)
         kernels = stack.flex_backend, stack.exchange_sms
-        self.network = Network(problem.cluster, self.profile, problem.devices, *reached, *kernels)
+        self.network = Network(problem.cluster, self.profile, problem.allocated_sizes, *reached, *kernels)
         self.layers = LayerModel(problem, self.profile, self.network)
         self.blocks = self.layers.blocks
 
@@ -241,15 +241,23 @@ class CostModel:
     def flow(self, rows: Rows, cuts: Cuts, closed_form: bool = False) -> Flow:
         """What the stages of rows that share pp, vpp and schedule hold, and when they end, (n, pp)."""
         (pp, vpp, schedule), chunks, m = rows.shape, rows.chunks(cuts), rows.column("num_microbatches")
-        load = stage_loads(rows, chunks)
+        load = self._cut_loads(rows, cuts, chunks)
         if by_replay(rows):
-            load = replace(load, saved_bytes=held_bytes(self.layers, rows, cuts, chunks))
             ends = pipeline_ends_s(rows, pass_times(self.layers, rows, cuts, chunks))
         else:
             ends = stage_ends_s(schedule, pp, vpp, chunks.forward_s, chunks.backward_s, rows.p2p_s, m, closed_form=closed_form)
         passes = self._passes(rows, chunks, load)
         lead = _before(passes.forward_s[:, :pp])
         return Flow(chunks, load, ends, *self._free_s(rows, lead, passes.forward_s, passes.backward_s))
+
+    def _cut_loads(self, rows: Rows, cuts: Cuts, chunks: Loads) -> Loads:
+        """What the stages hold, with all activations that they keep where their schedule is replayed, (n, pp)."""
+        load = stage_loads(rows, chunks)
+        return replace(load, saved_bytes=held_bytes(self.layers, rows, cuts, chunks)) if by_replay(rows) else load
+
+    def cut_bytes(self, rows: Rows, cuts: Cuts) -> Floats:
+        """Peak bytes of every stage (n, pp) of rows that share pp, vpp and schedule, cut at `cuts`; nothing is timed."""
+        return self.stage_bytes(rows, self._cut_loads(rows, cuts, rows.chunks(cuts)))
 
     def run_flow(self, rows: Rows, chunks: Loads) -> Flow:
         """The pipeline of 1F1B rows of one pp at the first stage of every run of equal ones, (n, runs), given all stages (n, pp).

@@ -12,7 +12,6 @@ from ..search_spaces.row_keys import row_keys
 from .layers import ENDS
 from .lending import lends, partners_across
 from .loads import Cuts, Loads
-from .operators import BF16
 from .rows import Rows
 from .sharding import copy_groups, exchanges, reduces_gradients, shard_group
 from .step import CostModel, moved_share
@@ -110,7 +109,7 @@ def _data_bytes(model: CostModel, table: LayoutTable, dense: Floats, expert: Flo
     for dimension, group, total in (("dp", shard_group(table), dense), ("edp", groups(table, "edp"), expert)):
         mean = total / table.pp
         sent = model.network.ring_bytes(model.network.mean_crossing(group, table.devices), mean)
-        sent = sent * (scatters * gradient_bytes + gathers * BF16)
+        sent = sent * (scatters * gradient_bytes + gathers * stack.gathered_weight_bytes)
         yield dimension, sent + np.where(reduced, _reduced_bytes(model, table, group, gradient_bytes * mean), 0.0)
         between = often.copies_once + often.copies_each * m
         if dimension == "dp" and between.any():

@@ -5,6 +5,7 @@ Only rows of split `fit` are looked at: this is how the way of pooling and the w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,8 @@ class Learnt:
     """A family's rows on one accelerator: median error over draws after so many of its own runs, and of the documented figures.
 
     `moe`: whether most of its models have experts. `errors` are by COUNTS, as far as there are rows; 0 is the raw transfer.
-    `inside` is the share of held-out rows within the interval of the posterior, mean over draws.
+    `inside` is the share of held-out rows within the interval of the posterior, or that of pairs which nobody measured where
+    nothing was learnt from; mean over draws.
     """
 
     family: str
@@ -75,8 +77,10 @@ def learning_curve(own: Sequence[Outcome], rest: Sequence[Outcome], pools: dict[
     weights = np.array([_seen(order[:count], len(own), len(rest)) for order in orders for count in counts])
     found = few_runs(rows, runs, priors_of(pools, pair)).learn(weights)
     moe = sum(o.job is not None and o.job.problem.model.is_moe for o in own) * 2 > len(own)
-    typical = load_profile(pair.accelerator).intervals.typical["moe" if moe else "dense"]
+    profile = load_profile(pair.accelerator)
+    typical = profile.intervals.typical["moe" if moe else "dense"]
     width = np.hypot(typical, Z_COVERAGE * np.hypot(found.spread, doubts_of(rows)))
+    width[~weights.any(axis=1)] = math.log(profile.unmeasured_interval(pair.stack, pair.accelerator, moe).high)
     errors = [np.median(np.abs(np.expm1(found.residuals[s, held]))) for s, held in enumerate(held_out)]
     inside = [np.mean(np.abs(found.residuals[s, held]) <= width[s, held]) for s, held in enumerate(held_out)]
     documented = np.abs(runs.predict({}) / runs.measured - 1.0)

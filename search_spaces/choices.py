@@ -29,6 +29,7 @@ from .layout import (
     Recompute,
     parse_offload,
     parse_sharding,
+    sharding_as_run,
 )
 from .model import DenseMlp, LatentAttention, MoeMlp
 from .quantities import PER_MILLE
@@ -48,7 +49,7 @@ BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CUT_ALIKE = (
     "of equal work or, interleaved, of e or e + 1 layers, the larger ones first or behind and up to 3 layers fewer in the last, "
     "or where a stage holds two ends within 2 layers of equal work with least for the fullest stage, whichever is fastest; "
-    "those of the best layouts, and of some within 5 % of these, then moved block by block while faster"
+    "those of the best layouts, and of some within 5 % of these while they are in reach, then moved block by block while faster"
 )
 """How a search cuts what it does not cut exactly (`optimizer/stages.py`, `optimizer/recutting.py`)."""
 
@@ -114,7 +115,7 @@ class Choices:
 
     def _shardings(self) -> list[str]:
         """Those of the stack; HSDP with the units of every level but the outermost as its shard groups."""
-        sizes = self.problem.cluster.allocated_sizes(self.problem.devices)
+        sizes = self.problem.allocated_sizes
         shards = [f"hsdp:{size}" for size in sorted(set(sizes[:-1])) if 1 < size < sizes[-1]]
         offered = self.problem.stack.optimizer_shardings
         return [name for name in offered if name != "hsdp"] + (shards if "hsdp" in offered else [])
@@ -184,9 +185,12 @@ class Choices:
         return "; ".join([*said, *(f"{name}: {text}" for name, text in limits if text)])
 
     def _one_program(self) -> str:
-        """Of shardings that are listed once in a pipeline (`sharding_as_run`)."""
-        both = {"zero2", "zero3"} <= set(self._shardings())
-        return " (in a pipeline zero2 is zero3)" if both and self.problem.stack.footprint.gathered_stages else ""
+        """Of shardings that are listed once in a pipeline."""
+        offered = np.array([parse_sharding(name)[0] for name in self._shardings()])
+        run = sharding_as_run(self.problem.stack, offered, np.array(2))
+        once = (f"{SHARDINGS[a]} is {SHARDINGS[b]}" for a, b in zip(offered, run, strict=True) if a != b and b in offered)
+        said = ", ".join(once)
+        return f" (in a pipeline {said})" if said else ""
 
     def _offload_words(self) -> str:
         stack, workload = self.problem.stack, self.problem.workload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
@@ -98,7 +99,8 @@ class Level(Frozen):
     `size` counts the devices inside one unit of this level (2 for a die pair, 16 for a server, 768 for a supernode); the
     outermost level has none and spans the cluster. `bandwidth_bytes_per_s` is what one device can send across this level, one
     way, when all send at once and nothing is oversubscribed; `oversubscription` divides it for traffic that leaves the unit
-    below. On a full mesh a pair of devices sees only 1/(members−1) of it.
+    below. On a full mesh a pair of devices sees only 1/(members−1) of it. `latency_s` is that of the whole way between two
+    devices which the level lies between, levels further in included.
     """
 
     name: LevelName
@@ -240,19 +242,40 @@ class ClusterSpec(Frozen):
             return word
         raise KeyError(word)
 
-    def allocated_sizes(self, devices: int) -> tuple[int, ...]:
+    @property
+    def supernode_place(self) -> int:
+        """Index of the scale-up level."""
+        return [level.name for level in self.levels].index(self.supernode)
+
+    def allocated_sizes(self, devices: int, per_supernode: int | None = None) -> tuple[int, ...]:
         """Devices in use in one unit of each level, innermost first, when a job has `devices` devices of the cluster.
 
         From the outermost level inwards, a job (or what it has of the unit above) is spread evenly over the fewest units that
         can hold it, where that comes out whole: 256 devices on NVL72 are 4 racks of 64. Where it does not, units are filled and
-        the last stays part empty: 2048 dies over supernodes of 768 count as 768. The last entry is `devices`. ValueError if
-        `devices` is less than 1.
+        the last stays part empty: 2048 dies over supernodes of 768 count as 768.
+
+        With `per_supernode`, supernodes have so many each and the last has the rest, down to one: 276 as 72, 72, 72 and 60.
+        Levels outside then hold whole supernodes, levels inside what a supernode's share is spread to as above. Units of a level
+        lie in those of the next, in every one of which the last may be part empty: 69 in servers of 4 are 17 and one device
+        more. The last entry is `devices`. ValueError if either number is less than 1.
         """
-        if devices < 1:
-            raise ValueError(f"devices {devices} must be at least 1")
-        sizes = [devices]
-        for level in reversed(self.levels[:-1]):
-            whole, size = sizes[-1], level.size or sizes[-1]
-            units = -(-whole // size)
-            sizes.append(size if whole % units else whole // units)
-        return tuple(reversed(sizes))
+        place = self.supernode_place
+        if min(devices, devices if per_supernode is None else per_supernode) < 1:
+            raise ValueError(f"devices {devices} and devices per supernode {per_supernode} must be at least 1")
+        sizes = [level.size or devices for level in self.levels[:-1]]
+        if per_supernode is None:
+            return _spread(devices, sizes)
+        each = min(per_supernode, devices)
+        outside = _spread(-(-devices // each), [size // sizes[place] for size in sizes[place + 1 :]])
+        return (*_spread(each, sizes[:place]), *(min(units * each, devices) for units in outside))
+
+
+def _spread(whole: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of a whole, what one unit of each size has, innermost first: as much as the others where that comes out even, else all it
+    holds; the whole itself comes last.
+    """
+    found = [whole]
+    for size in reversed(sizes):
+        units = -(-found[-1] // size)
+        found.append(size if found[-1] % units else found[-1] // units)
+    return tuple(reversed(found))

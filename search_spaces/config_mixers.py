@@ -81,7 +81,8 @@ def attention(**facts: Any) -> Callable[[Fields], Attention]:
         if heads % kv_heads:
             raise f.error("num_key_value_heads", f"it must divide num_attention_heads {heads}")
         given = {name: fact(f) if callable(fact) else fact for name, fact in facts.items()}
-        return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim(f, heads), **given)
+        scaled = scaled_rotary(f)
+        return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim(f, heads), scaled_rotary=scaled, **given)
 
     return read
 
@@ -94,6 +95,16 @@ def head_dim(f: Fields, heads: int) -> int:
     if hidden % heads:
         raise f.error("hidden_size", f"it must be a multiple of num_attention_heads {heads}, or head_dim must be given")
     return hidden // heads
+
+
+def scaled_rotary(f: Fields) -> bool:
+    """Whether YaRN scales queries and keys: by 0.1·ln(factor) + 1, unless its two mscales cancel (arXiv 2309.00071, 3.4)."""
+    section = f.values.get("rope_scaling") or f.values.get("rope_parameters")
+    if not isinstance(section, dict) or "yarn" not in (section.get("rope_type"), section.get("type")):
+        return False
+    told = section.get("attention_factor")
+    cancelled = section.get("mscale") is not None and section.get("mscale") == section.get("mscale_all_dim")
+    return not cancelled if told is None else bool(told != 1)
 
 
 def attention_bias(f: Fields) -> bool:

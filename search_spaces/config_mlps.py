@@ -133,8 +133,11 @@ def mixtral_moe(f: Fields) -> MoeMlp:
 
 
 def gpt_oss_moe(f: Fields) -> MoeMlp:
+    """Gates cut off at swiglu_limit; 1 is added to the linear projection, which no field says (Hugging Face's modeling_gpt_oss)."""
     top_k = ("num_experts_per_tok", "experts_per_token")
-    return mixture(f, "num_local_experts", "intermediate_size", top_k, bias=True, clamped=True, router_linear_bias=True)
+    limit = f.optional("swiglu_limit")
+    gate = {"clamped": True, "clamp_limit": limit, "gate_offset": 1.0}
+    return mixture(f, "num_local_experts", "intermediate_size", top_k, bias=True, router_linear_bias=True, **gate)
 
 
 def llama4_moe(f: Fields) -> MoeMlp:

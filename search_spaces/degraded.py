@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -11,17 +11,19 @@ from .cluster import ClusterSpec, Figure
 from .errors import InputError
 
 DEVICE = "device"
-TILES = (32, 64, 128, 256)
+TILES = (2, 4, 8, 16, 32, 64, 128, 256)
 """Multiples that a supernode's share is also rounded down to, beside whole servers: groups of powers of two tile them."""
+LARGE_TILES = tuple(tile for tile in TILES if tile >= 32)
+"""Those that shares are rounded down to where nobody says what each supernode has free."""
 LEAST_USED = 0.5
-"""Share of the free devices below which a count is not tried: frames that leave more idle are no candidates either."""
+"""Share of the devices below which a count is no way to go on by itself: frames that leave more idle are no candidates either."""
 LEAST_FILLED = 2 / 3
 """Share of a supernode that a job uses at least where it lies on more of them than hold it."""
 
 
-def supernode_counts(cluster: ClusterSpec, devices: int) -> tuple[int, ...]:
-    """Devices that a job of `devices` has in each supernode, largest first."""
-    each = cluster.allocated_sizes(devices)[_supernode(cluster)]
+def supernode_counts(cluster: ClusterSpec, devices: int, per_supernode: int | None = None) -> tuple[int, ...]:
+    """Devices that a job of `devices` has in each supernode, largest first (`ClusterSpec.allocated_sizes`)."""
+    each = cluster.allocated_sizes(devices, per_supernode)[cluster.supernode_place]
     whole, rest = divmod(devices, each)
     return (each,) * whole + ((rest,) if rest else ())
 
@@ -36,7 +38,7 @@ def parse_free(text: str) -> tuple[int, ...]:
 
 def check_free(cluster: ClusterSpec, free: Sequence[int]) -> None:
     """InputError where more devices are said to be free in a supernode than it has."""
-    size = cluster.levels[_supernode(cluster)].size
+    size = _supernode_size(cluster)
     if size is not None and max(free) > size:
         raise InputError(f"free: {max(free)} devices in a supernode of {cluster.name}, which has {size}")
 
@@ -68,52 +70,72 @@ def after_loss(cluster: ClusterSpec, free: Sequence[int], lost: str) -> tuple[in
     return tuple(sorted(left, reverse=True))
 
 
-def device_counts(cluster: ClusterSpec, free: Sequence[int]) -> tuple[tuple[int, ClusterSpec], ...]:
-    """Counts of devices that a job could be planned for where supernodes have `free` devices each, most first.
+def device_counts(cluster: ClusterSpec, free: Sequence[int]) -> tuple[tuple[int, int | None], ...]:
+    """How a job may lie where supernodes have `free` devices each: how many in all, and in each supernode but a last with the rest
+    (None: as they are allocated). Most devices come first.
 
-    Equal shares of the first supernodes, whole or in servers or powers of two; or all devices where only the last supernode has
-    fewer. A count stands for how `ClusterSpec.allocated_sizes` spreads it; beside it the cluster that spreads it so: where shares
-    are small enough for fewer supernodes, one whose supernodes are no larger than they.
+    Every share that some supernode has free, in each of those that have it, and beside them all that the next one has; or one
+    supernode alone.
     """
-    ordered, place = sorted(free, reverse=True), _supernode(cluster)
-    inner = (cluster.levels[place - 1].size if place else 1) or 1
-    found = {ordered[0]: cluster}
-    if len(set(ordered[:-1])) <= 1 and cluster.allocated_sizes(sum(ordered))[place] == ordered[0]:
-        found[sum(ordered)] = cluster
-    for units in range(1, len(ordered) + 1):
-        most = ordered[units - 1]
-        if units < len(ordered) and ordered[units] == most:
-            continue
-        for share in {most, *(most // tile * tile for tile in (inner, *TILES))} - {0}:
-            spread = _spread(cluster, units * share, share)
-            if spread is not None:
-                found.setdefault(units * share, spread)
-    enough = [count for count in found if count >= LEAST_USED * sum(ordered)] or [max(found)]
-    return tuple((count, found[count]) for count in sorted(enough, reverse=True))
+    found = _unrounded(free)
+    return _ways(cluster, found, sum(free)) or _ways(cluster, {max(found)}, 0)
 
 
-def spreads(cluster: ClusterSpec, devices: int) -> tuple[tuple[int, ClusterSpec], ...]:
-    """Ways in which a job of up to `devices` can lie on supernodes, each with the cluster that spreads it so (`device_counts`).
+def rounded_counts(cluster: ClusterSpec, free: Sequence[int]) -> tuple[tuple[int, int | None], ...]:
+    """The same with shares that are rounded down to whole servers or multiples of a power of two, which groups tile.
 
-    All as they are allocated come first; then equal shares in servers or powers of two, which groups tile. No more supernodes
-    are asked for than hold all devices, unless that leaves one part empty: then shares of LEAST_FILLED may lie on more. Inside one
-    supernode there is but one way.
+    Beside them those of less than LEAST_USED, which would be ways to go on without the supernodes that they have no use for.
     """
-    place, own = _supernode(cluster), cluster.allocated_sizes(devices)
-    units, size = -(-devices // own[place]), cluster.levels[place].size or devices
+    shares = {each // tile * tile for each in free for tile in (*_server(cluster), *TILES)} - {0, *free}
+    several = {way for way in (_filled(free, share) for share in shares) if way[0] > way[1]}
+    few = {way for way in _unrounded(free) if way[0] < LEAST_USED * sum(free)}
+    return _ways(cluster, several | few, 0)
+
+
+def _unrounded(free: Sequence[int]) -> set[tuple[int, int]]:
+    """Every share that is free, where it is; and one supernode alone."""
+    return {(max(free), max(free)), *(_filled(free, share) for share in free)}
+
+
+def _filled(free: Sequence[int], share: int) -> tuple[int, int]:
+    """Devices in all, and the share: of all supernodes that have it free, and what the next one has."""
+    rest = max((each for each in free if each < share), default=0)
+    return share * sum(each >= share for each in free) + rest, share
+
+
+def spreads(cluster: ClusterSpec, devices: int) -> tuple[tuple[int, int | None], ...]:
+    """How a job of up to `devices` may lie on supernodes: how many in all, and in each supernode but a last with the rest.
+
+    As they are allocated comes first (None); then all supernodes filled but the last, and shares of a full one or of an even part
+    in servers or powers of two, which groups tile: where fewer devices may lie, so may more. No more supernodes are asked for than
+    hold all devices, unless that leaves one part empty: then shares of LEAST_FILLED may lie on more. Inside one supernode there is
+    but one way.
+    """
+    own, size = cluster.allocated_sizes(devices)[cluster.supernode_place], _supernode_size(cluster) or devices
+    units = -(-devices // own)
+    if units == 1:
+        return ((devices, None),)
     even = devices % units == 0
     room = (cluster.max_devices or np.inf) / size
-    tiles = (*([cluster.levels[place - 1].size or 1] if place else []), *TILES)
-    mosts = {devices // units} if even else {devices // units, own[place]}
-    shares = {most // tile * tile for most in mosts for tile in tiles} - {0, own[place]}
-    found = [(devices, cluster)]
-    for share in sorted(shares, reverse=True) if units > 1 else ():
+    found = set[tuple[int, int]]() if own == size else {(devices, size)}
+    tiles = (*_server(cluster), *LARGE_TILES)
+    for share in {most // tile * tile for most in (devices // units, size) for tile in tiles} - {0, own}:
         more = not even and share >= LEAST_FILLED * size and devices // share <= room
-        count = (devices // share if more else min(units, devices // share)) * share
-        spread = _spread(cluster, count, share)
-        if spread is not None and count >= LEAST_USED * devices:
-            found.append((count, spread))
-    return tuple(found)
+        found.add((max(min(units * share, devices), devices // share * share if more else 0), share))
+    return ((devices, None), *_ways(cluster, found, devices))
+
+
+def _ways(cluster: ClusterSpec, found: Set[tuple[int, int]], devices: int) -> tuple[tuple[int, int | None], ...]:
+    """Those that use enough of all devices, most first; None in place of a share that is what the cluster allocates."""
+    enough = sorted((way for way in found if way[0] >= LEAST_USED * devices), reverse=True)
+    usual = [cluster.allocated_sizes(count) == cluster.allocated_sizes(count, share) for count, share in enough]
+    return tuple((count, None if own else share) for (count, share), own in zip(enough, usual, strict=True))
+
+
+def _server(cluster: ClusterSpec) -> tuple[int, ...]:
+    """Devices of a server, or of what else there is inside a supernode, if anything."""
+    place = cluster.supernode_place
+    return (cluster.levels[place - 1].size or 1,) if place else ()
 
 
 def parse_slow(texts: Iterable[str]) -> dict[str, float]:
@@ -157,12 +179,6 @@ def slowed(cluster: ClusterSpec, slow: Mapping[str, float]) -> ClusterSpec:
     return changed
 
 
-def _spread(cluster: ClusterSpec, count: int, share: int) -> ClusterSpec | None:
-    """The cluster, or one with smaller supernodes, that has `share` of a job of `count` in each; None if neither does."""
-    either = (cluster, _shrunk(cluster, share))
-    return next((one for one in either if one.allocated_sizes(count)[_supernode(cluster)] == share), None)
-
-
 def slow_levels(slow: Mapping[str, float]) -> tuple[str, ...]:
     """What is assumed of levels that run slow, in sentences."""
     return tuple(
@@ -172,24 +188,14 @@ def slow_levels(slow: Mapping[str, float]) -> tuple[str, ...]:
     )
 
 
-def _shrunk(cluster: ClusterSpec, share: int) -> ClusterSpec:
-    """The cluster with supernodes of whole servers that hold `share` devices; as it is where they lie in units of their own."""
-    place = _supernode(cluster)
-    if cluster.levels[place + 1].size is not None:
-        return cluster
-    inner = (cluster.levels[place - 1].size if place else 1) or 1
-    smaller = cluster.levels[place].model_copy(update={"size": -(-share // inner) * inner})
-    return cluster.model_copy(update={"levels": (*cluster.levels[:place], smaller, *cluster.levels[place + 1 :])})
-
-
 def _scaled(figure: Figure, share: float) -> Figure:
     ends = {name: None if end is None else end * share for name, end in (("low", figure.low), ("high", figure.high))}
     source = f"{share:g} of {figure.value:g}, as was said to be slow: {figure.source}"
     return figure.model_copy(update={"value": figure.value * share, "source": source, **ends})
 
 
-def _supernode(cluster: ClusterSpec) -> int:
-    return [level.name for level in cluster.levels].index(cluster.supernode)
+def _supernode_size(cluster: ClusterSpec) -> int | None:
+    return cluster.levels[cluster.supernode_place].size
 
 
 def _size_of(cluster: ClusterSpec, word: str) -> int:

@@ -377,7 +377,7 @@ class Space:
         rows, count = len(legal), len(orders)
         columns = {name: np.repeat(frames[name], count) for name in FRAME} | {"rank_order": np.tile(orders, rows)}
         table = LayoutTable(**{name: columns.get(name, np.zeros(rows * count, dtype=np.int64)) for name in COLUMNS})
-        units = self.problem.cluster.allocated_sizes(self.problem.devices)[:-1]
+        units = self.problem.allocated_sizes[:-1]
         hsdp = "hsdp" in self.problem.stack.optimizer_shardings
         place = placed_alike(table, units, self.constants["experts"] > 0, hsdp).reshape(rows, count)
         by_place = np.argsort(place, axis=1, kind="stable")

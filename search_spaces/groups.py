@@ -31,6 +31,7 @@ PRECEDES = {
 """By pair of names and code of an order: whether the first varies faster than the second, (orders + 1,)."""
 INNER_PAIRS = [pair for pair in PRECEDES if pair[1] in ("tp", "cp", "ep") and pair not in (("cp", "ep"), ("ep", "cp"))]
 """What decides on the strides of tp, cp and ep groups: the grids have one of cp and ep each."""
+Sizes = tuple[int, ...]
 REMEMBERED = 1 << 16
 """Placements that are kept: more than any table has of groups that do not tile their units."""
 
@@ -58,29 +59,36 @@ class Groups:
     size: Ints
     stride: Ints
 
-    def units(self, unit_size: int, devices: int) -> Floats:
+    def units(self, unit_size: int, devices: int, around: Sizes = ()) -> Floats:
         """Units of `unit_size` that the worst-placed group of a job of `devices` touches, (n,).
 
         A group that starts at place φ of a unit and is stride·(size−1) long ends in the ⌊(φ + length) / U⌋th unit after it.
+        `around` are the units in which these lie, innermost first, where they do not tile them: then groups are counted.
         """
+        if around:
+            return self._as_counted((unit_size, *around), devices)[0]
         latest = self._phases(unit_size, devices)[0]
         touched = (latest + self.stride * (self.size - 1)) // unit_size + 1
         touched = np.where(self.stride >= unit_size, self.size, touched)
         return np.minimum(np.minimum(self.size, touched), -(-devices // unit_size)).astype(np.float64)
 
-    def least(self, unit_size: int, devices: int) -> Floats:
+    def least(self, unit_size: int, devices: int, around: Sizes = ()) -> Floats:
         """Ranks that the emptiest unit of `unit_size` holds of a group that touches it, (n,).
 
         A group that leaves its first unit has ⌈(U − φ) / stride⌉ ranks there, fewest where it starts latest; likewise at its end.
         """
+        if around:
+            return self._as_counted((unit_size, *around), devices)[1]
         latest, earliest = self._phases(unit_size, devices)
         first = -(-(unit_size - latest) // self.stride)
         last = earliest // self.stride + 1
         whole = np.where(self.units(unit_size, devices) > 1, np.minimum(first, last), self.size)
         return np.where(self.stride >= unit_size, 1, np.minimum(whole, self.size)).astype(np.float64)
 
-    def placement(self, unit_size: int, devices: Ints) -> Placement:
+    def placement(self, unit_size: int, devices: Ints, around: Sizes = ()) -> Placement:
         """The means over all groups of jobs of `devices` (n,)."""
+        if around:
+            return Placement(*self._as_counted((unit_size, *around), devices)[2:])
         block = self.stride * self.size
         apart = self.stride >= unit_size
         within = (unit_size % block == 0) | (devices <= unit_size)
@@ -88,9 +96,16 @@ class Groups:
         units, straddling = self.size / each, np.where(each < self.size, 1.0, 0.0)
         ragged = ~apart & ~within & ((unit_size % self.stride > 0) | (block % unit_size > 0))
         for row in np.flatnonzero(ragged):
-            found = _counted(int(self.size[row]), int(self.stride[row]), unit_size, int(devices[row]))
-            units[row], each[row], straddling[row] = found
+            found = _counted(int(self.size[row]), int(self.stride[row]), (unit_size,), int(devices[row]))
+            units[row], each[row], straddling[row] = found[2:]
         return Placement(units, each, straddling)
+
+    def _as_counted(self, units: Sizes, devices: int | Ints) -> tuple[Floats, ...]:
+        """What `_counted` says of the groups of every row, five columns (n,)."""
+        rows = np.stack(np.broadcast_arrays(self.size, self.stride, devices), axis=1)
+        distinct, place = np.unique(rows, axis=0, return_inverse=True)
+        found = [_counted(size, stride, units, ranks) for size, stride, ranks in distinct.tolist()]
+        return tuple(np.array(found, dtype=np.float64).reshape(-1, 5)[place.reshape(-1)].T)
 
     def _phases(self, unit_size: int, devices: int) -> tuple[Ints, Ints]:
         """Latest place in a unit where a group starts, and the earliest where one that did not start there ends, (n,) each.
@@ -115,19 +130,45 @@ def _residues(block: int, unit: int, blocks: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _counted(size: int, stride: int, unit: int, devices: int) -> tuple[float, float, float]:
-    """Mean units and mates, and the share of groups that straddle, counted rank by rank over one period of groups and units."""
+def _counted(size: int, stride: int, units: Sizes, devices: int) -> tuple[float, float, float, float, float]:
+    """Units that the worst group touches and ranks in its emptiest one; units and mates on the mean, and the share that straddles.
+
+    Counted rank by rank over one period of groups and units (`unit_of`).
+    """
     block = size * stride
     devices = max(devices // block, 1) * block
-    period = math.lcm(block, unit)
+    period = math.lcm(block, *units)
     ranks = np.arange(period if devices % period == 0 else devices)
     group, position = ranks // block * stride + ranks % stride, ranks % block // stride
     order = np.argsort(group * size + position)
-    group, where = group[order], ranks[order] // unit
+    group, where = group[order], unit_of(ranks, units)[order]
     first = np.flatnonzero(np.concatenate([[True], (group[1:] != group[:-1]) | (where[1:] != where[:-1])]))
     held = np.diff(first, append=len(ranks))
     groups, touched = len(ranks) / size, np.bincount(group[first])
-    return len(first) / groups, float((held * held).sum()) / len(ranks), float((touched > 1).sum()) / groups
+    mates, straddling = float((held * held).sum()) / len(ranks), float((touched > 1).sum()) / groups
+    return float(touched.max()), float(held.min()), len(first) / groups, mates, straddling
+
+
+def unit_of(ranks: Ints, units: Sizes) -> Ints:
+    """Which unit of the first size every rank stands in; units of each size lie in those of the next, filled in the order of ranks.
+
+    The last unit in each of the next size is part empty where they do not tile it.
+    """
+    found, inside, whole = np.zeros_like(ranks), ranks, 0
+    for size in reversed(units):
+        found, inside, whole = found * -(-whole // size) + inside // size, inside % size, size
+    return found
+
+
+def untiled(sizes: Sizes) -> tuple[Sizes, ...]:
+    """For the units of every level but the outermost: the sizes outside, up to the last of which they are no whole share; innermost
+    first, none where all are whole. `sizes` as in `ClusterSpec.allocated_sizes`.
+    """
+    found = []
+    for place, size in enumerate(sizes[:-1]):
+        ragged = [index for index in range(place + 1, len(sizes) - 1) if sizes[index] % size and sizes[index] < sizes[-1]]
+        found.append(tuple(sizes[place + 1 : ragged[-1] + 1]) if ragged else ())
+    return tuple(found)
 
 
 def groups(table: LayoutTable, dimension: str) -> Groups:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, cast
 
@@ -26,6 +27,7 @@ from .flags import (
 from .huggingface import from_config, load_model_yaml
 from .layout import RANK_ORDERS, Problem
 from .model import Frozen, ModelSpec, MoeMlp
+from .releases import DATED, RELEASES, known_release, known_span
 from .scaling_families import family_model, is_family
 from .stack import MEGATRON_CORE, Stack
 from .vocabulary import MAIN, NEWEST_WORDS
@@ -48,6 +50,7 @@ __all__ = [
     "parse_forbid",
     "parse_inside",
     "refuse_unsupported",
+    "stands_in",
 ]
 
 Kind = Literal["models", "accelerators", "clusters", "stacks"]
@@ -112,7 +115,8 @@ def load_stack(source: Source | Stack) -> Stack:
 def framework_stack(framework: str, version: str | None = None) -> Stack:
     """The catalog's stack of a framework: that of the given version, or else the one that bears the framework's name.
 
-    "main", or another word for what is newest, is the latter, called main.
+    "main", or another word for what is newest, is the latter, called main. Of a release that has no stack of its own it is the
+    newest before it, else the usual one, with its version.
     """
     stacks = [cast(Stack, catalog_entry("stacks", name)) for name in catalog_names("stacks")]
     mine = [stack for stack in stacks if stack.framework == framework]
@@ -129,8 +133,27 @@ def framework_stack(framework: str, version: str | None = None) -> Stack:
     for stack in sorted(mine, key=lambda stack: stack is not usual):  # other stacks of the same version are variants of it
         if _same_version(stack.version, version):
             return stack
-    versions = ", ".join(sorted({stack.version for stack in mine}, key=_numbers))
-    raise InputError(f"framework-version: {framework} {version} has no stack; there is {versions}")
+    return _standing_in(usual, mine, version).model_copy(update={"version": version})
+
+
+def _standing_in(usual: Stack, stacks: Sequence[Stack], version: str) -> Stack:
+    """Of a framework's stacks the one that a release without its own is taken for. InputError for a release that is not known."""
+    framework, versions = usual.framework, sorted({stack.version for stack in stacks}, key=_numbers)
+    asked = known_release(framework, version)
+    if asked is None:
+        between = f", and of releases {known_span(framework)}" if framework in RELEASES else ""
+        raise InputError(f"framework-version: {framework} {version} has no stack; there is {', '.join(versions)}{between}")
+    dated = ((known_release(framework, stack.version), stack) for stack in (usual, *stacks))
+    before = [(number, stack) for number, stack in dated if number is not None and number <= asked]
+    return max(before, key=itemgetter(0), default=(asked, usual))[1]  # the first of the newest: the usual one before its variants
+
+
+def stands_in(stack: Stack, version: str | None) -> tuple[str, ...]:
+    """That a release that is asked for is taken for the catalog's stack, where that is of another."""
+    own = cast(Stack, catalog_entry("stacks", stack.name)).version if stack.name in catalog_names("stacks") else stack.version
+    if stack.version != version or version in (own, MAIN):
+        return ()
+    return (f"{stack.framework} {version} is priced as the catalog's stack of {own}",)
 
 
 def build_problem(
@@ -210,6 +233,7 @@ def build_problem(
             *([f"stack {software.name} ({software.framework} {software.version}), the default of {machine.name}"] * default_stack),
             *([ETP_ASSUMPTION] * (moe and "etp" not in fixed)),
             *([API_ASSUMPTION] * (rank_order == "all")),
+            *stands_in(software, framework_version),
             *([f"{software.framework} {MAIN} is taken to do what stack {software.name} does"] * (software.version == MAIN)),
             *_assumptions(spec, machine, software, workload),
         ),
@@ -301,8 +325,10 @@ def _numbers(version: str) -> tuple[list[int], str]:
 
 def _same_version(mine: str, asked: str) -> bool:
     """0.12.1 and 0.12 are one stack: versions agree as far as both go."""
-    first, second = (re.sub(r"^\D+", "", version).split(".") for version in (mine, asked))  # core_v0.12.1 is 0.12.1
-    return all(a == b for a, b in zip(first, second, strict=False))
+    first, second = (re.search(r"\d+(?:\.\d+)*", version) for version in (mine, asked))  # core_v0.12.1 is 0.12.1
+    if first is None or second is None or DATED.match(mine) or DATED.match(asked):
+        return mine == asked
+    return all(a == b for a, b in zip(first.group().split("."), second.group().split("."), strict=False))
 
 
 def _chosen_stack(cluster: ClusterSpec, stack: Source | Stack | None, framework: str | None, version: str | None) -> Stack:
@@ -315,11 +341,13 @@ def _chosen_stack(cluster: ClusterSpec, stack: Source | Stack | None, framework:
         raise InputError(
             f"framework: {framework!r} is not that of stack {chosen.name!r}, {chosen.framework!r}; give one of the two"
         )
-    if version is not None and not _same_version(chosen.version, version):
+    if version is None or _same_version(chosen.version, version):
+        return chosen
+    if framework_stack(chosen.framework, version).name != chosen.name:
         raise InputError(
             f"framework-version: {version} is not that of stack {chosen.name!r}, {chosen.version}; give one of the two"
         )
-    return chosen
+    return chosen.model_copy(update={"version": version})
 
 
 def _with_orders(stack: Stack, orders: str) -> Stack:

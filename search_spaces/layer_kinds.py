@@ -36,6 +36,7 @@ class Attention(Frozen):
     qk_norm: Literal["none", "head", "width"] = "none"  # one weight per head dimension, or per whole projection width
     output_gate: bool = False  # doubles the query projection (Qwen3-Next)
     sinks: bool = False  # one learned logit per head (gpt-oss)
+    scaled_rotary: bool = False  # rotary embedding also scales queries and keys (YaRN with a factor other than 1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -144,7 +145,9 @@ class MoeMlp(Frozen):
     width: Count  # of one routed expert
     gated: bool = True
     bias: bool = False
-    clamped: bool = False  # inputs of the activation are clamped (gpt-oss)
+    clamped: bool = False  # inputs of the activation are clamped (gpt-oss) …
+    clamp_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # … at this; unset: not said
+    gate_offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # added to the linear projection beside the gate's
     shared_width: CountOrZero = 0  # all shared experts together; 0: none
     shared_gate: bool = False  # a sigmoid gate of hidden_size weights (Qwen2-MoE, Qwen3-Next)
     latent_size: Count | None = None  # routed experts work in this width instead of hidden_size (Nemotron-3 Super)
@@ -159,6 +162,8 @@ class MoeMlp(Frozen):
     def _check(self) -> Self:
         if self.top_k > self.experts:
             raise ValueError(f"top_k {self.top_k} exceeds experts {self.experts}; a token goes to at most all of them")
+        if self.clamp_limit is not None and not self.clamped:
+            raise ValueError(f"clamp_limit {self.clamp_limit:g} is of inputs that are clamped; say clamped: true")
         if self.experts % self.routing_groups:
             raise ValueError(f"experts {self.experts} is not a multiple of routing_groups {self.routing_groups}; make it one")
         if self.routing_groups_topk > self.routing_groups:

@@ -329,7 +329,10 @@ def _one_of(name: str, value: str, values: tuple[str, ...]) -> str:
 
 
 class Problem(Frozen):
-    """What a layout is chosen for: model, cluster, how many of its devices, stack and workload."""
+    """What a layout is chosen for: model, cluster, how many of its devices and how they lie, stack and workload.
+
+    `per_supernode`: devices in each supernode, of which the last has the rest; None: as the cluster allocates them.
+    """
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -337,6 +340,19 @@ class Problem(Frozen):
     stack: Stack
     workload: Workload
     assumptions: tuple[str, ...] = ()
+    per_supernode: Annotated[int, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _supernode_holds_them(self) -> Problem:
+        size = self.cluster.levels[self.cluster.supernode_place].size
+        if size is not None and (self.per_supernode or 0) > size:
+            raise ValueError(f"per_supernode {self.per_supernode} is more than the {size} devices of a {self.cluster.supernode}")
+        return self
+
+    @property
+    def allocated_sizes(self) -> tuple[int, ...]:
+        """Devices in use in one unit of each level, innermost first (`ClusterSpec.allocated_sizes`); all of them come last."""
+        return self.cluster.allocated_sizes(self.devices, self.per_supernode)
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ VOCABULARIES = {
 }
 
 
-def stack_rules(problem: Problem) -> Iterable[Rule]:
+def stack_rules(stack: Stack) -> Iterable[Rule]:
     """What the stack offers of schedules, CP types, shardings, rank orders and modules to recompute."""
-    stack = problem.stack
     offers = (
         ("schedule", SCHEDULES, stack.schedules),
         ("sharding", SHARDINGS, stack.optimizer_shardings),

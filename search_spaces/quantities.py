@@ -10,6 +10,7 @@ import numpy as np
 
 from .cluster import ClusterSpec
 from .expressions import Column, Expression, Quotient, Words, common_factor, evaluate, names_in, product
+from .groups import Sizes, untiled
 from .layout import (
     ALL_LAYERS,
     COLUMNS,
@@ -67,7 +68,7 @@ def constants(problem: Problem) -> dict[str, int]:
         "seq_len": workload.seq_len,
         "gemm_multiple": GEMM_MULTIPLE[workload.precision],
         "usable_bytes": int(usable_bytes(problem)),
-        **cluster_constants(problem.cluster, problem.devices),
+        **cluster_constants(problem.cluster, problem.allocated_sizes),
         **model_constants(problem.model),
         **stack_constants(problem.stack),
         **lending_constants(workload.offload_to),
@@ -75,14 +76,16 @@ def constants(problem: Problem) -> dict[str, int]:
     }
 
 
-def cluster_constants(cluster: ClusterSpec, devices: int) -> dict[str, int]:
-    """What rules read of a cluster on which a job has so many devices."""
-    units = cluster.allocated_sizes(devices)
-    sizes = {f"unit_{level.name}": unit for level, unit in zip(cluster.levels, units, strict=True)}
+def cluster_constants(cluster: ClusterSpec, sizes: Sizes) -> dict[str, int]:
+    """What rules read of a cluster with so many devices in use in one unit of each level (`Problem.allocated_sizes`).
+
+    A unit counts as what groups that tile it must divide: of units that do not tile those outside, the common divisor.
+    """
+    whole = [math.gcd(size, *outer) for size, outer in zip(sizes[:-1], untiled(sizes), strict=True)]
     return {
-        "supernode": sizes[f"unit_{cluster.supernode}"],
-        "supernode_size": next(level.size or devices for level in cluster.levels if level.name == cluster.supernode),
-        **sizes,
+        "supernode": sizes[cluster.supernode_place],
+        "supernode_size": cluster.levels[cluster.supernode_place].size or sizes[-1],
+        **{f"unit_{level.name}": unit for level, unit in zip(cluster.levels, (*whole, sizes[-1]), strict=True)},
     }
 
 

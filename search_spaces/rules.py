@@ -47,7 +47,7 @@ def rules_for(problem: Problem) -> tuple[Rule, ...]:
     """
     figures = constants(problem)
     bound = [rule for rule in RULES if not isinstance(rule.scope, Frameworks) or rule.scope.bind(problem.stack)]
-    rules = (*bound, *stack_rules(problem), *user_rules(problem))
+    rules = (*bound, *stack_rules(problem.stack), *user_rules(problem))
     return tuple(rule for rule in rules if known(rule.condition, figures) is not True)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from .cluster import Figure
+from .documents import read_document, to_record
 from .model import Frozen
 from .vocabulary import CP_TYPES, RANK_ORDERS, RECOMPUTE_MODULES, SCHEDULES, SHARDINGS
 from .workload import Precision
@@ -44,10 +47,27 @@ CALIBRATED = (*SHARES, "scale_out_congestion", *FLOORS, "step_overhead_s")
 """What a stack's own measured runs can tell, and what may differ from accelerator to accelerator."""
 
 
-OWN_BUCKETS: dict[Framework, tuple[int, int]] = dict.fromkeys(MEGATRON_CORE, (40_000_000, 1_000_000))
-"""Parameters of a bucket unless told otherwise: so many at least, and so many for every replica, where gradients are reduced behind
-the backward pass; without that all are one bucket (Megatron-Core, DistributedDataParallelConfig.bucket_size).
-"""
+class GradientBuckets(Frozen):
+    """Parameters of a bucket unless told otherwise: so many at least, and so many for every replica."""
+
+    least: PositiveInt
+    each_replica: PositiveInt
+    source: str
+
+
+class FrameworkFacts(Frozen):
+    """What frameworks of one core do whatever stack is built on them (catalog/frameworks)."""
+
+    frameworks: tuple[Framework, ...]
+    gradient_buckets: GradientBuckets
+
+
+@cache
+def own_buckets() -> Mapping[str, GradientBuckets]:
+    """Buckets of the frameworks that have some, by framework."""
+    paths = sorted((Path(__file__).parent / "catalog" / "frameworks").glob("*.yaml"))
+    facts = [to_record(FrameworkFacts, read_document(path), path.name) for path in paths]
+    return {framework: each.gradient_buckets for each in facts for framework in each.frameworks}
 
 
 class Overlap(Frozen):
@@ -126,8 +146,9 @@ class Stack(Frozen):
     expert_gemms: Literal["grouped", "one by one"] = "grouped"  # in one kernel, or a kernel for each expert
     gradient_bytes: Literal[2, 4] = 4  # of the accumulation buffer
     gradient_bucket: PositiveInt | None = None  # parameters whose gradients data parallelism reduces in one message, where that is
-    # once per step, and whose weights it gathers in one; unset: the framework's own (OWN_BUCKETS)
+    # once per step, and whose weights it gathers in one; unset: the framework's own (own_buckets)
     reduced_gradient_bytes: Literal[2, 4] | None = None  # of what data parallelism sends, where it is another width
+    gathered_weight_bytes: Literal[1, 2] = 2  # of what data parallelism gathers of weights: 1 where these are kept in FP8
     optimizer_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0  # fp32 main weight and two Adam moments
     footprint: Footprint = Footprint()
     reserved_over_allocated: Figure = RESERVED  # what a caching allocator takes from the device for what it has handed out
@@ -198,7 +219,7 @@ class Stack(Frozen):
     @property
     def sends_buckets(self) -> bool:
         """Whether it reduces gradients in buckets of a size that it can be told."""
-        return self.framework in OWN_BUCKETS and self.overlap.dp_gradients > 0
+        return self.framework in own_buckets() and self.overlap.dp_gradients > 0
 
     @property
     def sent_gradient_bytes(self) -> float:
@@ -262,8 +283,8 @@ class Stack(Frozen):
     @field_validator("gradient_bucket")
     @classmethod
     def _known_buckets(cls, size: int | None, info: ValidationInfo) -> int | None:
-        if size and info.data.get("framework") not in OWN_BUCKETS:
-            raise ValueError(f"only {', '.join(OWN_BUCKETS)} are told how many parameters' gradients are reduced together")
+        if size and info.data.get("framework") not in own_buckets():
+            raise ValueError(f"only {', '.join(own_buckets())} are told how many parameters' gradients are reduced together")
         return size
 
     @field_validator("graph_modules", "graph_shares")
