@@ -10,7 +10,7 @@ from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.layout import Layout, Problem, parse_offload
 from ..readers import Job
 from ..reports import wording
-from .legality import Known
+from .known import Known
 
 
 def advice(job: Job, known: Known, cluster: ClusterSpec | None, problem: Problem | None, layout: Layout) -> Iterator[str]:
@@ -32,7 +32,7 @@ def advice(job: Job, known: Known, cluster: ClusterSpec | None, problem: Problem
                 unit = "supernode of the job" if job.supernode_size is not None else cluster.supernode
                 outside = f"{name} groups span {span} devices, more than the {size} of one {unit}"
                 yield f"{outside}: they talk over the slower network"
-    if problem is not None and layout.offload != "none":
+    if problem is not None and layout.offload != "none" and "dp" in values:
         yield from _host_memory(problem, layout)
 
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import Layout, Split, Stage
 from ..readers import Job, SplitWish
-from ..readers.keyed import differences, has_keys
-from ..readers.restating import Pair, as_written, can_be_said, followers, recompute_written, stages_restated
+from ..readers.keyed import differences, has_keys, own_stages
+from ..readers.restating import (
+    EXPERT_GRID,
+    Pair,
+    as_written,
+    can_be_said,
+    experts_restated,
+    extends,
+    followers,
+    recompute_written,
+    stages_restated,
+)
 from ..readers.spelling import spelled, trained_spelled
 from ..readers.splits import cut, even_counts, first_last_counts
 from ..waterfall import Decision
 from .checked import AND, Change
-from .legality import TRAINED
+from .nearby import TRAINED, Changed
 
 SHAPING = ("pp", "vpp", "stages")
 """Decisions that change how stages are cut."""
+DEGREES = ("devices_used", "tp", "cp", "pp", "vpp", "ep", "etp", "micro_batch", "stages")
+"""Decisions that only come out together on the devices there are."""
+ROUNDING = 1e-9
 CUTS = frozenset({"C060", "C061", "C063a"})
 """Rules that a reader finds broken by what is said of stages."""
 
@@ -52,6 +66,39 @@ def with_shares(found: Sequence[Change], decisions: Sequence[Decision]) -> list[
     ]
 
 
+def told_together(found: Sequence[Change]) -> list[Change]:
+    """The changes such that none has more than the whole gain, as few as that takes told as one: all degrees, also where some of
+    them gain and some lose, as between them lie layouts that the devices do not hold; what loses beside them; all.
+    """
+    shares = {each.column: each.seconds for each in found if each.seconds is not None}
+    degrees = [shares[name] for name in DEGREES if name in shares]
+    mixed = min(degrees, default=0.0) < 0.0 < max(degrees, default=0.0)
+    against = [name for name, seconds in shares.items() if seconds * math.fsum(shares.values()) < 0.0]
+    ways = (*(() if mixed else ((),)), DEGREES, (*DEGREES, *against), tuple(shares))
+    return next(told for told in (_joined(found, columns) for columns in ways) if not _exceeds(told))
+
+
+def _exceeds(found: Sequence[Change]) -> bool:
+    """Whether a share is more than what all of them add up to."""
+    shares = [each.seconds for each in found if each.seconds is not None]
+    return max(map(abs, shares), default=0.0) > abs(math.fsum(shares)) * (1.0 + ROUNDING)
+
+
+def _joined(found: Sequence[Change], columns: Sequence[str]) -> list[Change]:
+    """The changes with those of some columns as one, where they have shares."""
+    own = [each for each in found if each.column in columns and each.seconds is not None]
+    if len(own) < 2:
+        return list(found)
+    one = Change(
+        column=", ".join(each.column for each in own),
+        before=AND.join(each.before for each in own),
+        after=AND.join(each.after for each in own),
+        seconds=math.fsum(each.seconds or 0.0 for each in own),
+        peak_gib=math.fsum(each.peak_gib or 0.0 for each in own),
+    )
+    return [one, *(each for each in found if each not in own)]
+
+
 def _keyed(job: Job, before: Layout, after: Layout, columns: Sequence[str]) -> dict[str, list[Pair]] | None:
     """What differs of a table of keys, by the column that it comes with; None where the format cannot say one of the layouts."""
     try:
@@ -76,7 +123,10 @@ def _pairs(job: Job, before: Layout, after: Layout, column: str, columns: Sequen
     shaping = next((name for name in columns if name in SHAPING), None)
     if column == "etp" and "etp" not in job.written:
         said[0] = as_written(job, "etp")
-    pairs = [] if column in ("vpp", "stages") else [(said[0], said[1])]
+    extended = extends(job) and column in EXPERT_GRID
+    pairs = [] if column in ("vpp", "stages") or (extended and column != "tp") else [(said[0], said[1])]
+    if extended and column == next(name for name in columns if name in EXPERT_GRID):
+        pairs += experts_restated(job, after)
     pairs += [*followers(job, after, column, columns), *(stages_restated(job, after) if column == shaping else [])]
     return [pair for pair in pairs if pair[0] != pair[1]]
 
@@ -84,13 +134,13 @@ def _pairs(job: Job, before: Layout, after: Layout, column: str, columns: Sequen
 # --- the nearest legal layouts -----------------------------------------------------------------------------------------------
 
 
-def proposed(job: Job, layout: Layout, change: Mapping[str, int], dp_follows: bool, layers: int | None, mtp: int) -> Layout:
+def proposed(job: Job, layout: Layout, change: Changed, dp_follows: bool, layers: int | None, mtp: int) -> Layout:
     """The layout with columns changed: what follows from them, and stages cut evenly or as near to it as comes out."""
     own = {name: bool(v) if name == "sequence_parallel" else v for name, v in change.items() if name not in TRAINED}
     new = layout.model_copy(update=own)
     each = new.tp * new.cp * new.pp
     dp = max(1, job.devices // each) if dp_follows and job.devices else new.dp
-    batch = change.get("global_batch", job.global_batch) or new.micro_batch * dp
+    batch = int(change.get("global_batch", job.global_batch or 0)) or new.micro_batch * dp
     new = new.model_copy(
         update={
             "dp": dp,
@@ -106,9 +156,11 @@ def proposed(job: Job, layout: Layout, change: Mapping[str, int], dp_follows: bo
 
 
 def _stages(job: Job, layout: Layout, layers: int | None, mtp: int) -> tuple[Stage, ...]:
-    """Even stages; else a first and a last of their own, or of a job that lists its stages nearly even ones."""
+    """As torchtitan itself cuts them; else even, with a first and a last of their own, or of a job that lists them nearly even."""
     if layers is None or job.split.free:
         return ()
+    if own := own_stages(job, layout, layers, mtp):
+        return own
     wishes = [SplitWish()]
     if even_counts(layers, layout.pp, layout.vpp) is None:
         ends = first_last_counts(layers, layout.pp)
@@ -122,9 +174,9 @@ def _stages(job: Job, layout: Layout, layers: int | None, mtp: int) -> tuple[Sta
     return split.stages(layers, layout.recompute) if split is not None else ()
 
 
-def nearest_words(job: Job, layout: Layout, change: Mapping[str, int], made: Layout) -> tuple[str, ...]:
+def nearest_words(job: Job, layout: Layout, change: Changed, made: Layout) -> tuple[str, ...]:
     """What a change of columns makes a job's configuration say, in its own words."""
-    trained = tuple(said for name in change if name in TRAINED and (said := trained_spelled(job, name, change[name])))
+    trained = tuple(said for name in change if name in TRAINED and (said := trained_spelled(job, name, int(change[name]))))
     if has_keys(job.format):
         with suppress(Infeasible, InputError):  # what its keys cannot say is said in words
             return (*(each.after for each in differences(job, layout, made)), *trained)

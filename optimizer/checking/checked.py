@@ -37,7 +37,10 @@ AND = "; "
 
 
 class Change(Result):
-    """One decision on the way to the best layout, in the format's own words, and what it adds to the step and the fullest stage."""
+    """One decision on the way to the best layout, in the format's own words, and what it adds to the step and the fullest stage.
+
+    `column` names several, with commas, where their shares say nothing apart.
+    """
 
     column: str
     before: str
@@ -60,6 +63,7 @@ class Checked(Result):
     cluster: str | None = None
     accelerator: str | None = None
     devices: int | None = None
+    idle: int = 0  # of them, in a plan that does not use all
     global_batch: int | None = None
     seq_len: int | None = None
     problem: Problem | None = None
@@ -70,7 +74,7 @@ class Checked(Result):
     legal: bool | None
     broken: tuple[Broken, ...] = ()
     nearest: tuple[tuple[str, ...], ...] = ()
-    nearest_columns: tuple[dict[str, int], ...] = ()
+    nearest_columns: tuple[dict[str, int | str], ...] = ()
     advice: tuple[str, ...] = ()
     judged: int = 0
     not_judged: tuple[str, ...] = ()

@@ -15,14 +15,14 @@ from ...search_spaces.choices import PRICED_CP_TYPES
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.degraded import spreads
 from ...search_spaces.errors import Infeasible
-from ...search_spaces.inputs import OF_THE_SEARCH, load_cluster
+from ...search_spaces.inputs import OF_THE_SEARCH, load_cluster, stands_in
 from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import model_constants
 from ...search_spaces.stack import Stack
 from ..assumptions import assumptions
 from ..evaluation import evaluate, price_layout, switched
-from ..leftover import on, words_of
+from ..leftover import lies_as, on, over, words_of
 from ..planner import plan
 from ..readers import Finding, Job, read_job
 from ..readers.options import may_shape_the_model
@@ -32,11 +32,13 @@ from ..reports.wording import seconds
 from ..result import PricedLayout
 from ..waterfall import changed_columns, term_bars, waterfall
 from .advice import advice
-from .changes import changes, nearest_words, proposed, with_shares
+from .changes import changes, nearest_words, proposed, told_together, with_shares
 from .checked import Change, Checked, Fit, Mended
-from .job_layout import filled, given_of, laid_out, model_of, stack_of, stands_in, with_asked_mtp, with_recipe
-from .legality import TRAINED, Broken, Known, broken_rules, known_of, left_to_recipe, nearest, not_judged
+from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_asked_mtp, with_recipe
+from .known import Known, known_of
+from .legality import Broken, broken_rules, left_to_recipe, not_judged
 from .mending import breaking_term, mends, recut
+from .nearby import TRAINED, Changed, nearest
 from .problem_of import levels_left_out, problem_of, search_limits
 from .tolerance import Tolerance, judge
 
@@ -96,7 +98,7 @@ def check(
     if software is not None and software.framework == job.format:
         job = replace(job, version=software.version)
     job, left_open = with_recipe(job, spec)
-    said_of_version = stands_in(software, framework_version)
+    said_of_version = stands_in(software, framework_version) if software is not None else ()
     layout, dp, split, cut_wrong = laid_out(job, spec, software)
     known = known_of(job, layout, dp, split, spec, software, machine)
     known = replace(known, rules=tuple(rule for rule in known.rules if not left_open or rule.id != "C060"))
@@ -107,7 +109,8 @@ def check(
     near = _nearest(job, known, broken)
     mtp = (spec.mtp.layers if spec.mtp else 0) if spec is not None else job.sizes.get("mtp_layers", 0)
     made = [proposed(job, layout, change, known.dp_follows, known.values.get("layers"), mtp) for change in near]
-    missing = [*_other_training(job), *_missing(job, spec, machine, software)][:1]
+    lacking = ", ".join(_missing(job, spec, machine, software))
+    missing = [*_other_training(job), *([f"Memory and time need {lacking}."] if lacking else [])][:1]
     unpriced = [*missing, *_unpriceable(job, layout, dp, broken)]
     said = [*job.assumptions, *said_of_mtp, *said_of_version]
     problem = priced = found = curves = None
@@ -119,7 +122,8 @@ def check(
     if problem is not None and not unpriced:
         try:
             problem, priced, lies = _where_fastest(problem, layout, profile)
-            said += lies
+            priced = over(priced, problem.devices + job.left_out)
+            said += lies or lies_as(problem, job.problem)
         except Infeasible as error:
             unpriced += error.reasons or (error.summary,)
     cost = CostModel(problem, curves) if problem is not None and curves is not None else None
@@ -133,7 +137,7 @@ def check(
         start = _nearest_priced(problem, near, made, profile)
     fine = not broken and fit is not None and fit.over_gib <= 0
     way = _way(job, problem, cost, start, layout, found, fine)
-    tolerance = _tolerance(job, machine, priced, problem, checkpoint_save_time_s)
+    tolerance = _tolerance(job, machine, priced, problem, checkpoint_save_time_s, lacking or "a layout that has a price")
     broken += tolerance.broken if tolerance else ()
     said += tolerance.assumptions if tolerance else ()
     legal = not broken if known.judged or broken else None
@@ -145,7 +149,8 @@ def check(
         model=spec.name if spec else job.model_name,
         cluster=machine.name if machine else None,
         accelerator=machine.accelerator.name if machine else None,
-        devices=job.devices,
+        devices=job.devices + job.left_out if job.devices is not None else None,
+        idle=max(0, (job.devices or 0) + job.left_out - layout.devices) if job.problem is not None else 0,
         global_batch=job.global_batch,
         seq_len=job.seq_len,
         problem=problem,
@@ -183,8 +188,8 @@ def check(
 def _on_ascend(
     job: Job, machine: ClusterSpec | None, config: str | Path, devices: int | None, variables: Mapping[str, str] | None
 ) -> Job:
-    """A job of Megatron-LM as what runs its script there reads it: Megatron-LM itself runs on GPUs."""
-    if machine is None or machine.accelerator.vendor != "huawei":
+    """A job of Megatron-LM as what runs its script there reads it: Megatron-LM itself runs on GPUs. ms-swift runs on both."""
+    if machine is None or machine.accelerator.vendor != "huawei" or job.stack is not None:
         return job
     said = f"run by MindSpeed-LLM: Megatron-LM itself does not run on {machine.accelerator.name}"
     again = read_job(config, form="mindspeed-llm", devices=devices, variables=variables)
@@ -211,11 +216,11 @@ def _with_uneven(broken: Sequence[Broken], known: Known, found: Sequence[Finding
         yield each.model_copy(update={"sentence": f"{each.sentence[:-1]}, as would {remedy}."}) if remedy else each
 
 
-def _nearest(job: Job, known: Known, broken: Sequence[Broken]) -> list[dict[str, int]]:
+def _nearest(job: Job, known: Known, broken: Sequence[Broken]) -> list[Changed]:
     """Legal changes of columns; none where something else is wrong that no column mends."""
     if not broken or any(each.rule not in MENDED_BY_COLUMNS for each in job.findings):
         return []
-    near = nearest(known, broken)
+    near = nearest(known, {each.rule for each in broken})
     only_steps = job.format == "deepspeed" and {each.rule for each in job.findings} == {"C029"} and len(broken) == 1
     return [{}, *near[:-1]] if only_steps and _steps(known.values) else near
 
@@ -238,8 +243,8 @@ def _other_training(job: Job) -> Iterator[str]:
         yield f"Memory and time: the job {asked}; what is modelled trains every parameter on whole sequences."
 
 
-def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, stack: Stack | None) -> Iterator[str]:
-    """What is not known and a price needs, in one sentence."""
+def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, stack: Stack | None) -> list[str]:
+    """What is not known and a price needs."""
     why = f"; {job.no_model}" if job.no_model else ""
     inputs = {
         f"a model (MODEL{', or --vocab-size for the one that it describes' if job.with_vocabulary else why})": model,
@@ -249,9 +254,7 @@ def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, sta
         "the global batch (--global-batch)": job.global_batch,
         "the sequence length (--seq-len)": job.seq_len,
     }
-    missing = [name for name, value in inputs.items() if value is None]
-    if missing:
-        yield f"Memory and time need {', '.join(missing)}."
+    return [name for name, value in inputs.items() if value is None]
 
 
 def _unpriceable(job: Job, layout: Layout, dp: int | None, broken: Sequence[Broken]) -> Iterator[str]:
@@ -302,15 +305,15 @@ def _words(found: Iterable[Change]) -> tuple[tuple[str, str], ...]:
 
 
 def _where_fastest(problem: Problem, layout: Layout, profile: str | None) -> tuple[Problem, PricedLayout, tuple[str, ...]]:
-    """The problem with its devices on supernodes as the layout is fastest, its price there, and what that takes for granted."""
-    asked = problem.devices
-    lying = [on(problem, count, cluster) for count, cluster in spreads(problem.cluster, asked) if count == asked]
+    """The problem with its devices as it says they lie, or as the layout is fastest; its price, and what that takes for granted."""
+    said = [problem] if problem.per_supernode else []
+    lying = said or [on(problem, *each) for each in spreads(problem.cluster, problem.devices) if each[0] == problem.devices]
     priced = [evaluate(each, layout, profile=profile, replayed=False)[0] for each in lying]
     steps = [each.step_time_s for each in priced]
     place = steps.index(min(steps))
     if steps[place] > steps[0] * (1.0 - SAME):
         return problem, priced[0], ()
-    own, usual = (words_of(each.cluster, each.devices) for each in (lying[place], lying[0]))
+    own, usual = (words_of(each) for each in (lying[place], lying[0]))
     return lying[place], priced[place], (f"the devices are {own}: with {usual} the job takes {seconds(steps[0])}",)
 
 
@@ -322,9 +325,7 @@ def _best(problem: Problem, profile: str | None, time_limit_s: float | None, pro
         return error
 
 
-def _nearest_priced(
-    problem: Problem, near: Sequence[Mapping[str, int]], made: Sequence[Layout], profile: str | None
-) -> PricedLayout | None:
+def _nearest_priced(problem: Problem, near: Sequence[Changed], made: Sequence[Layout], profile: str | None) -> PricedLayout | None:
     """The nearest legal layout of a job that has no price itself, priced; None where it changes the problem or has no price."""
     for change, layout in zip(near, made, strict=True):
         if change.keys() & TRAINED:
@@ -350,7 +351,7 @@ def _way(
         return {}
     if isinstance(found, Infeasible):
         return {"best_status": " ".join((found.summary, *found.reasons))}
-    best = found.plan
+    best = over(found.plan, problem.devices + job.left_out)
     way: dict[str, Any] = {"best": best, "certificate": found.certificate, "best_status": found.certificate.status}
     if priced is None or cost is None:
         return {**way, "changes": changes(job, layout, best.layout, changed_columns(problem, layout, best.layout))}
@@ -363,7 +364,7 @@ def _way(
     # from the job itself, also where the walk starts from the nearest legal layout
     decided = (each.column for each in walk.decisions)
     columns = tuple(dict.fromkeys((*changed_columns(problem, layout, best.layout), *decided)))
-    own = with_shares(changes(job, layout, best.layout, columns), walk.decisions)
+    own = told_together(with_shares(changes(job, layout, best.layout, columns), walk.decisions))
     found_changes = sorted([*shown, *own], key=lambda change: (change.seconds is None, change.seconds or 0.0))
     return {**way, "faster": faster, "waterfall": walk, "changes": tuple(found_changes)}
 
@@ -401,7 +402,12 @@ def _other_supernode(job: Job, cluster: ClusterSpec | None) -> Iterator[str]:
 
 
 def _tolerance(
-    job: Job, cluster: ClusterSpec | None, priced: PricedLayout | None, problem: Problem | None, save_s: float | None
+    job: Job,
+    cluster: ClusterSpec | None,
+    priced: PricedLayout | None,
+    problem: Problem | None,
+    save_s: float | None,
+    unpriced: str,
 ) -> Tolerance | None:
     if job.fault_tolerance is None:
         return None
@@ -410,7 +416,7 @@ def _tolerance(
         fullest = max(priced.memory.stages, key=lambda each: each.peak_gib).terms_gib
         states = fullest.get("weights", 0.0) + fullest.get("optimizer", 0.0)
         least = states * GIB / problem.cluster.host_link.bandwidth_bytes_per_s.value
-    return judge(job.fault_tolerance, cluster, job.devices, priced.step_time_s if priced else None, save_s, least)
+    return judge(job.fault_tolerance, cluster, job.devices, priced.step_time_s if priced else None, save_s, least, unpriced)
 
 
 __all__ = ["Change", "Checked", "Fit", "Mended", "check"]

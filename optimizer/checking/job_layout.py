@@ -17,11 +17,10 @@ from ...search_spaces.stack import Stack
 from ...search_spaces.vocabulary import V_SHAPED
 from ...search_spaces.workload import Precision
 from ..readers import Finding, Job, SplitWish
-from ..readers.dialects import catalogued
 from ..readers.splits import cut, even_counts
 
 GIVEN = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")
-MTP_BY_OPTION, MTP_OPTION = ("megatron-lm", "mindspeed-llm"), "--mtp-num-layers"
+MTP_BY_OPTION, MTP_OPTION = ("megatron-lm", "mindspeed-llm", "verl"), "--mtp-num-layers"
 """Formats in which MTP layers of a model are built only where an option asks for them (megatron/training/arguments.py)."""
 
 
@@ -96,7 +95,7 @@ def stack_of(
         named = framework or job.framework
         if named is None:
             raise InputError(f"framework-version: {framework_version} needs a framework beside it")
-        chosen = _at_version(named, framework_version)
+        chosen = framework_stack(named, framework_version)
     elif job.stack is not None:
         chosen = load_stack(job.stack)
     elif job.problem is not None:
@@ -108,24 +107,6 @@ def stack_of(
     else:
         chosen = None
     return _changed(chosen, job.stack_changes) if chosen is not None else None
-
-
-def _at_version(framework: str, version: str | None) -> Stack:
-    """The framework's stack at a version, its release among the ways to say it."""
-    if version is None:
-        return framework_stack(framework)
-    known_as = catalogued(framework, version)
-    stack = framework_stack(framework, known_as)
-    return stack if known_as == version else stack.model_copy(update={"version": version})
-
-
-def stands_in(stack: Stack | None, version: str | None) -> tuple[str, ...]:
-    """That a release is priced by the figures of what it stands on, where the catalog knows its stack by that."""
-    known_as = catalogued(stack.framework, version) if stack is not None and version is not None else version
-    if stack is None or known_as == version:
-        return ()
-    own = framework_stack(stack.framework, known_as).version
-    return (f"{stack.framework} {version} is priced as the catalog's stack of {own}",)
 
 
 def _changed(stack: Stack, changes: Mapping[str, Any]) -> Stack:

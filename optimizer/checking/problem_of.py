@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...search_spaces.choices import divisors
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.flags import parse_clause
 from ...search_spaces.inputs import ETP_ASSUMPTION, build_problem
@@ -33,10 +34,14 @@ def problem_of(
     asked = _asked(job.problem, cluster, software) if job.problem is not None else {}
     if expert_imbalance is not None:
         asked |= {"expert_imbalance": expert_imbalance, "measured_imbalance": {}}
+    if software.expert_tensor_parallel and not software.experts_across_tp:  # etp follows tp
+        degrees = (str(degree) for degree in divisors(job.devices or 1))
+        asked["fix"] = {"etp": tuple(degrees), **asked.get("fix", {})}
     given = {"memory_margin": memory_margin, "vocab_size": vocab_size}
     asked |= {name: value for name, value in given.items() if value is not None}
     devices, batch, seq_len = job.devices or 1, job.global_batch or 1, job.seq_len or 1
-    return build_problem(model, cluster, devices, batch, seq_len, software, job.precision or "bf16", **asked)
+    problem = build_problem(model, cluster, devices, batch, seq_len, software, job.precision or "bf16", **asked)
+    return problem.model_copy(update={"per_supernode": job.per_supernode(cluster)})
 
 
 def _asked(own: Problem, cluster: ClusterSpec, stack: Stack) -> dict[str, Any]:

@@ -27,11 +27,11 @@ PARTS = re.compile(rf"{AMOUNT}\s*([a-z]+)[\s,]*")
 CLOCK = re.compile(r"([0-9]{1,3}):([0-5][0-9]):([0-5][0-9])")
 ISO = re.compile(rf"p(?:{AMOUNT}(d))?(?:t(?:{AMOUNT}(h))?(?:{AMOUNT}(m))?(?:{AMOUNT}(s))?)?")
 VOLATILE = re.compile(
-    r"^(?:file://)?(/dev/shm|(?:/var)?/run/shm|/tmp|/mnt/ramdisk|tmpfs|ramfs)(/|$|:)"
-    r"|^(ram|memory|host[_ -]?memory|local[_ -]?memory|shm)$",
+    r"^(?:file://)?(/dev/shm|(?:/var)?/run/shm|/tmp|/mnt/ramdisk)(/|$|:)"
+    r"|^(tmpfs|ramfs|ramdisk|shm|ram|(?:host[_ -]?)?memory|local[_ -]?(?:memory|disk|nvme|ssd))(/|$|:)",
     re.IGNORECASE,
 )
-"""Stores that are gone with their host: its memory, or a folder that is commonly kept there."""
+"""Stores that are gone with their host: its memory, a folder that is commonly kept there, or a disk of its own."""
 ABORTING = ("", "none", "abort", "fail", "stop")
 FAR = 2.0
 """Factor off the best interval from which a given one is told."""
@@ -91,8 +91,11 @@ def judge(
     step_time_s: float | None,
     save_s: float | None,
     least_save_s: float | None,
+    unpriced: str = "a layout that has a price",
 ) -> Tolerance:
-    """What is wrong with a job's fault tolerance. `save_s` is what a checkpoint takes, `least_save_s` what it takes at least."""
+    """What is wrong with a job's fault tolerance. `save_s` is what a checkpoint takes, `least_save_s` what it takes at least;
+    `unpriced` is what its step waits for where it has no price.
+    """
     interval, broken = _timed("checkpoint_interval", given.checkpoint_interval)
     written, wrong = _timed("checkpoint_save_time", given.checkpoint_save_time)
     broken = [*broken, *wrong, *_store(given)]
@@ -101,7 +104,7 @@ def judge(
     at_least = save is None
     save = least_save_s if save is None else save
     rate = failures_per_s(cluster, devices) if cluster is not None and devices is not None else None
-    needs = list(_needs(given, interval, seconds, save, cluster, devices, rate))
+    needs = list(_needs(given, interval, seconds, save, cluster, devices, rate, unpriced))
     if seconds is None or not seconds or not save or not rate:
         return Tolerance(
             interval_s=seconds, save_s=save, save_at_least=at_least and save is not None, broken=tuple(broken), needs=tuple(needs)
@@ -170,14 +173,15 @@ def _needs(
     cluster: ClusterSpec | None,
     devices: int | None,
     rate: float | None,
+    unpriced: str,
 ) -> Iterator[str]:
     """What else would be needed to hold the interval against the best one."""
     if given.checkpoint_interval is None:
         yield "the interval to save at: fault_tolerance.checkpoint_interval"
     elif interval is not None and seconds is None:
-        yield "the time of a step, to turn steps into seconds: a model, a cluster and a batch"
+        yield f"the time of a step, to turn steps into seconds: {unpriced}"
     if save is None:
-        yield "how long a checkpoint takes: --checkpoint-save-time, or a model and a cluster for what it takes at least"
+        yield f"how long a checkpoint takes: --checkpoint-save-time, or, for what it takes at least, {unpriced}"
     if cluster is None or devices is None:
         yield "how often the cluster fails: --cluster"
     elif rate is None:

@@ -23,7 +23,7 @@ def folder(asked: Request, files: Mapping[str, str], steps: Sequence[str], notes
 
 def hosts(asked: Request) -> str:
     """One line per server: its number, its supernode, the ranks that it runs and the pipeline stages that these belong to."""
-    table = placement(asked.layout, asked.problem.cluster, devices=asked.problem.devices)
+    table = placement(asked.layout, asked.problem.cluster, sizes=asked.problem.allocated_sizes)
     stages = coordinates(asked.layout)["pp"]
     first = np.flatnonzero(np.diff(table["host"], prepend=-1))
     last = np.append(first[1:], asked.layout.devices) - 1

@@ -53,7 +53,7 @@ NOTES = (
 
 def _task(asked: Request) -> dict[str, Any]:
     layout, workload, cluster = asked.layout, asked.problem.workload, asked.problem.cluster
-    supernode = cluster.allocated_sizes(layout.devices)[[level.name for level in cluster.levels].index(cluster.supernode)]
+    supernode = min(asked.problem.allocated_sizes[cluster.supernode_place], layout.devices)
     return {
         "name": asked.spec.name,
         "model": _model(asked.spec),

@@ -5,16 +5,15 @@ The table itself is in `spellings`. A knob that a framework lacks, at its versio
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from ...search_spaces.errors import Infeasible, InputError
-from ...search_spaces.vocabulary import MAIN, NEWEST_WORDS
-from .spelling import NEWEST, Code, Spelling, Version
+from ...search_spaces.errors import Infeasible
+from ...search_spaces.releases import RELEASES, Version, release, version_text
+from .spelling import Code, Spelling
 from .spellings import FRAMEWORKS
 
-__all__ = ["FRAMEWORKS", "NEWEST", "Code", "Dialect", "Setting", "Settings", "dialect", "version_text"]
+__all__ = ["FRAMEWORKS", "Code", "Dialect", "Setting", "Settings", "dialect"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Dialect:
     @property
     def core(self) -> Version:
         """Version of what it stands on, its own where it stands on nothing: Megatron-Core's, for the Megatron family."""
-        base = FRAMEWORKS[self.framework].base
+        base = RELEASES[self.framework].base
         return base[1] if base else self.version
 
     def set(self, knob: str, *values: Any) -> Setting:
@@ -94,7 +93,8 @@ class Dialect:
         own = FRAMEWORKS[self.framework]
         if knob in own.spellings:
             return next((found for found in own.spellings[knob] if _holds(found, self.version)), None)
-        return Dialect(*own.base)._find(knob) if own.base else None
+        base = RELEASES[self.framework].base
+        return Dialect(*base)._find(knob) if base else None
 
     def _lacks(self, knob: str) -> str:
         later = [found for found in FRAMEWORKS[self.framework].spellings.get(knob, ()) if found.since > self.version]
@@ -104,46 +104,8 @@ class Dialect:
 
 
 def dialect(framework: str, version: str | None) -> Dialect:
-    """The framework at the version that a text such as "0.16", "core_v0.16.1" or "main" names; None is the default version.
-
-    A version of the framework's base ("core_v0.12.1" for MindSpeed-LLM) stands for the default, and a year and month ("2026-08")
-    for what was newest then. InputError if the framework or the version is not known.
-    """
-    if framework not in FRAMEWORKS:
-        raise InputError(f"framework {framework!r} is not one of {', '.join(FRAMEWORKS)}")
-    known = FRAMEWORKS[framework]
-    if version is None:
-        return Dialect(framework, known.default)
-    if version.strip() in NEWEST_WORDS:
-        return Dialect(framework, NEWEST)
-    match = re.search(r"\d+(?:\.\d+)*", version)
-    if not match or len(match.group()) > 30:
-        raise InputError(f"{framework} version {version!r} is not a version such as {version_text(known.default)} or main")
-    dated = re.match(r"(20\d\d-\d\d)\b", version)
-    if dated and known.dates:
-        return Dialect(framework, _at_date(framework, dated.group(1)))
-    number = tuple(int(part) for part in match.group().split("."))
-    if known.base and number[:2] == known.base[1][:2]:
-        return Dialect(framework, known.default)
-    if number < known.oldest:
-        raise InputError(f"{framework} {version} is older than the oldest known, {version_text(known.oldest)}")
-    if number[: len(known.newest)] > known.newest:
-        newest = version_text(known.newest)
-        raise InputError(f"{framework} {version} is newer than the newest known, {newest}; give that, or main")
-    return Dialect(framework, number)
-
-
-def _at_date(framework: str, date: str) -> Version:
-    known = FRAMEWORKS[framework].dates
-    older = [version for since, version in known.items() if since <= date]
-    if not older:
-        raise InputError(f"{framework} of {date} is older than the oldest known, of {min(known)}")
-    return older[-1]
-
-
-def version_text(version: Version) -> str:
-    """(0, 16) → "0.16"; the newest is "main"."""
-    return MAIN if version == NEWEST else ".".join(map(str, version))
+    """The framework at the release that a text names (`release`); None is the default one. InputError for what is not known."""
+    return Dialect(framework, release(framework, version))
 
 
 def _words(knob: str) -> str:

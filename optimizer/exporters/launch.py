@@ -67,23 +67,22 @@ class Script:
 
 def launch_script(asked: Request, script: Script) -> str:
     """The script's text: it stops before anything runs if variables are missing or the number of processes is not the plan's."""
-    devices = asked.layout.devices
-    servers = -(-devices // asked.per_server)
+    slots = asked.slots
     arrays = [*script.arrays, *(["OPEN_ARGS"] if script.open_arguments else [])]
     command = [*script.launcher, *script.command, *(f'"${{{name}[@]}}"' for name in arrays)]
     command += ['"$@"'] if script.takes_options else []
-    needs_here = "${HERE}" in " ".join([*command, *script.before])
+    read = " ".join([*command, *script.before])
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             *commented(_summary(asked, script)),
             "",
             "set -euo pipefail",
-            'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"' if needs_here else "",
+            'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"' if "${HERE}" in read else "",
             *_environment(script.environment),
-            *_variables(script, servers),
+            *_variables(script, len(slots)),
             "",
-            *_processes(servers, asked.per_server, devices),
+            *_processes(slots, read),
             "",
             *_arrays(script.arrays),
             *_open(script.open_arguments),
@@ -146,8 +145,7 @@ def host_order(asked: Request) -> str:
     cluster, devices = asked.problem.cluster, asked.layout.devices
     if asked.per_server == devices:
         return "There is one server, number 0."
-    sizes = cluster.allocated_sizes(asked.problem.devices)
-    if sizes[[level.name for level in cluster.levels].index(cluster.supernode)] == asked.per_server:
+    if asked.problem.allocated_sizes[cluster.supernode_place] == asked.per_server:
         return "Servers that share a switch should have numbers that follow each other."
     return f"Servers of one {cluster.supernode} must have numbers that follow each other: the layout was placed in that order."
 
@@ -207,14 +205,20 @@ def _variables(script: Script, servers: int) -> list[str]:
     ]
 
 
-def _processes(servers: int, per_server: int, devices: int) -> list[str]:
-    """Digits are checked first: bash would run a command hidden in an arithmetic expression."""
-    rest = devices - (servers - 1) * per_server
-    if rest < per_server:
+def _processes(slots: Sequence[int], read: str) -> list[str]:
+    """Digits are checked first: bash would run a command hidden in an arithmetic expression.
+
+    `read` is the part of the script that may use the counts.
+    """
+    servers, per_server, devices = len(slots), max(slots), sum(slots)
+    short = {count: [place for place, each in enumerate(slots) if each == count] for count in sorted({*slots} - {per_server})}
+    if short:
+        some = ", ".join(f"{count} on server {' '.join(map(str, places))}" for count, places in short.items())
+        cases = " ".join(f"{' | '.join(map(str, places))}) NPROC_PER_NODE={count} ;;" for count, places in short.items())
         return [
-            f"{TOTAL}={devices}  # server {servers - 1} runs {rest} of them, every other {per_server}",
-            f"NNODES={servers}",
-            f'case "${{NODE_RANK}}" in {servers - 1}) NPROC_PER_NODE={rest} ;; *) NPROC_PER_NODE={per_server} ;; esac',
+            f"export {TOTAL}={devices}  # {some}, {per_server} on every other",
+            *([f"NNODES={servers}"] if "${NNODES}" in read else []),
+            f'case "${{NODE_RANK}}" in {cases} *) NPROC_PER_NODE={per_server} ;; esac',
         ]
     return [
         f"{TOTAL}={devices}",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...search_spaces.layer_kinds import Attention
 from ..result import Plan
 from .folder import folder
 from .knobs import Settings
@@ -102,6 +103,11 @@ def model_notes(asked: MegatronRequest) -> list[str]:
         f"the MLP's activation is taken to be {'SwiGLU' if asked.architecture.gated else 'GELU'} and dropout to be off; rope "
         "scaling, initialisation and the optimizer's settings are the framework's defaults unless you set them"
     ]
+    if any(isinstance(kind.mixer, Attention) and kind.mixer.scaled_rotary for kind in asked.spec.kinds.values()):
+        notes.append(
+            "the plan's price has YaRN's scaling of queries and keys, and the options say plain rope: where your release takes it, "
+            "set the position embedding to yarn, with the factors of rope_scaling in the model's config.json"
+        )
     vocabulary, padded = vocabulary_sizes(asked)
     if padded != vocabulary:
         notes.append(f"the vocabulary of {vocabulary} tokens is padded to {padded}, a multiple of {asked.stack.vocab_divisor} x tp")

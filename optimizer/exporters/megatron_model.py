@@ -46,11 +46,6 @@ class Architecture:
         return all(part.gated for part in (self.dense, self.moe) if part)
 
     @property
-    def clamped(self) -> bool:
-        """Whether the inputs of experts' activation are clamped."""
-        return self.moe is not None and self.moe.clamped
-
-    @property
     def kv_heads(self) -> int:
         return self.attention.kv_heads if isinstance(self.attention, Attention) else self.attention.heads
 
@@ -174,21 +169,26 @@ def size_settings(asked: MegatronRequest, layers: int) -> Settings:
     return settings + _vocabulary(asked)
 
 
-CLAMPED = {"activation_clamp": 7.0, "gate_offset": 1.0}
-"""gpt-oss's gate: both projections cut off at 7, and 1 added to the linear one (swiglu_limit of its config.json; the same two in
-Megatron-LM's examples/gptoss)."""
-
-
 def _activation(asked: MegatronRequest) -> Settings:
-    """SwiGLU or GELU; clamped gates are quick GELU's, with an offset. Infeasible for a version that cannot clamp."""
+    """SwiGLU or GELU; clamped gates are quick GELU's."""
     model, speaks = asked.architecture, asked.speaks
-    if model.clamped:
-        settings = speaks.sets(**CLAMPED)
+    if model.moe is not None and model.moe.clamped:
+        settings = _clamp(model.moe, speaks)
         if speaks.has("activation"):
             return [*settings, speaks.set("gated"), speaks.set("activation", "quick_gelu")]
         return [*settings, speaks.set("quick_gated")]
     settings = speaks.sets(gated=model.gated)
     return [*settings, *speaks.sets(activation="silu" if model.gated else "gelu")] if speaks.has("activation") else settings
+
+
+def _clamp(moe: MoeMlp, speaks: Dialect) -> Settings:
+    """Where gates are cut off, and their offset. Infeasible for a version that cannot, and where the model does not say where."""
+    settings = [speaks.set("activation_clamp", moe.clamp_limit), speaks.set("gate_offset", moe.gate_offset)]
+    if moe.clamp_limit is None:
+        raise Infeasible(
+            "experts are clamped (clamped: true) and the model does not say at what: clamp_limit: 7.0, as gpt-oss's are"
+        )
+    return settings
 
 
 def vocabulary_sizes(asked: MegatronRequest) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
+import numpy as np
+
 from ...search_spaces.errors import Infeasible
 from ...search_spaces.layout import (
     FLAG_RANK_ORDERS,
@@ -22,7 +24,7 @@ from ...search_spaces.layout import (
 )
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.stack import Stack
-from ..ranks import devices_per_server
+from ..ranks import placement
 from ..result import Plan
 from .knobs import Dialect, dialect
 from .splits import layer_count, layer_counts, virtual_chunks
@@ -136,9 +138,15 @@ class Request(Laid):
         return self.problem.workload.precision
 
     @property
+    def slots(self) -> tuple[int, ...]:
+        """Processes that every server runs, in the order of their numbers."""
+        hosts = placement(self.layout, self.problem.cluster, sizes=self.problem.allocated_sizes)["host"]
+        return tuple(np.bincount(hosts).tolist())
+
+    @property
     def per_server(self) -> int:
-        """Processes that one server runs; the last one runs what is left."""
-        return devices_per_server(self.problem.cluster, self.layout.devices)
+        """Processes that a server runs; the last one of a supernode may run fewer."""
+        return max(self.slots)
 
     @property
     def blackwell(self) -> bool:

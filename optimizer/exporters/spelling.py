@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-Version = tuple[int, ...]
-NEWEST: Version = (9999,)
+from ...search_spaces.releases import Version
 
 
 class Code(str):

@@ -6,11 +6,10 @@ Read off torchtitan 0.3.0, DeepSpeed 0.19.8 and MindSpore Transformers 2.1.0; th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .megatron_spellings import MEGATRON_BRIDGE, MEGATRON_LM, MINDSPEED_LLM
-from .spelling import Code, Spelling, Spellings, Version
+from .spelling import Code, Spelling, Spellings
 
 # --- torchtitan ---------------------------------------------------------------------------------------------------------------
 
@@ -132,37 +131,19 @@ MINDFORMERS: dict[str, tuple[Spelling, ...]] = {
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework's own table, the version a plan gets that names none, the oldest and newest known, and what it stands on.
-
-    `dates` maps the year and month of a release to its version, for stacks that are known by their date.
-    """
+    """How its makers write a framework's name, and its own table."""
 
     title: str
     spellings: Spellings
-    default: Version
-    oldest: Version
-    newest: Version
-    base: tuple[str, Version] | None = None
-    dates: Mapping[str, Version] = field(default_factory=dict)
 
 
 FRAMEWORKS: dict[str, Framework] = {
-    "megatron-lm": Framework("Megatron-LM", MEGATRON_LM, default=(0, 16), oldest=(0, 12), newest=(0, 19)),
-    "megatron-bridge": Framework(
-        "Megatron-Bridge",
-        MEGATRON_BRIDGE,
-        default=(0, 6),
-        oldest=(0, 3),
-        newest=(0, 6),
-        base=("megatron-lm", (0, 16)),
-        dates={"2026-02": (0, 3), "2026-04": (0, 4), "2026-06": (0, 5), "2026-08": (0, 6)},
-    ),
-    "mindspeed-llm": Framework(
-        "MindSpeed-LLM", MINDSPEED_LLM, default=(26, 0), oldest=(2, 3), newest=(26, 1), base=("megatron-lm", (0, 12, 1))
-    ),
-    "mindformers": Framework("MindSpore Transformers", MINDFORMERS, default=(2, 1), oldest=(2, 1), newest=(2, 1)),
-    "torchtitan": Framework("torchtitan", TORCHTITAN, default=(0, 3), oldest=(0, 3), newest=(0, 3)),
-    "job": Framework("a scheduler", {}, default=(), oldest=(), newest=()),
-    "groups": Framework("torch.distributed", {}, default=(), oldest=(), newest=()),
-    "deepspeed": Framework("DeepSpeed", DEEPSPEED, default=(0, 19), oldest=(0, 19), newest=(0, 19)),
+    "megatron-lm": Framework("Megatron-LM", MEGATRON_LM),
+    "megatron-bridge": Framework("Megatron-Bridge", MEGATRON_BRIDGE),
+    "mindspeed-llm": Framework("MindSpeed-LLM", MINDSPEED_LLM),
+    "mindformers": Framework("MindSpore Transformers", MINDFORMERS),
+    "torchtitan": Framework("torchtitan", TORCHTITAN),
+    "job": Framework("a scheduler", {}),
+    "groups": Framework("torch.distributed", {}),
+    "deepspeed": Framework("DeepSpeed", DEEPSPEED),
 }

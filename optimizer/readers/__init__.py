@@ -14,7 +14,7 @@ import yaml
 
 from ...search_spaces.documents import MAX_BYTES
 from ...search_spaces.errors import InputError
-from . import deepspeed, job_yaml, megatron_bridge, megatron_script, mindformers, paraplan, torchtitan
+from . import deepspeed, job_yaml, megatron_bridge, megatron_script, mindformers, paraplan, torchtitan, verl
 from .job import FaultTolerance, Finding, Job, SplitWish
 from .json_text import plain_json
 from .processes import world
@@ -33,6 +33,7 @@ FORMATS: dict[str, Reader] = {
     "mindformers": lambda text, where, devices, given: mindformers.read(text, where, devices),
     "torchtitan": lambda text, where, devices, given: torchtitan.read(text, where, devices, given),
     "deepspeed": lambda text, where, devices, given: deepspeed.read(text, where, devices),
+    "verl": lambda text, where, devices, given: verl.read(text, where, devices, given),
     "job": lambda text, where, devices, given: job_yaml.read(text, where, devices),
     "paraplan": lambda text, where, devices, given: paraplan.read(text, where, devices),
 }
@@ -41,8 +42,15 @@ FORMATS: dict[str, Reader] = {
 MOST_BESIDE = 20
 """Scripts beside a program that are looked at for the one that starts it."""
 CONFIGURATIONS = (".py", ".json", ".yaml", ".yml", ".toml")
+NOT_READ = {
+    "LLaMA-Factory": r"\bllamafactory-cli\b|^(?:finetuning_type|dist_config|per_device_train_batch_size)\s*:",
+    "Axolotl": r"\baxolotl\b|^base_model\s*:",
+    "ms-swift's Transformers trainer": r"\bswift\s+(?:sft|pt|rlhf)\b",
+    "Accelerate": r"\baccelerate\s+launch\b",
+}
+"""Trainers on Transformers, by what their files hold."""
 UNKNOWN = (
-    "is of no format that is known here: a launch script of Megatron-LM or MindSpeed-LLM, overrides or a program of "
+    "is of no format that is known here: a launch script of Megatron-LM, MindSpeed-LLM or verl, overrides or a program of "
     "Megatron-Bridge, a mindformers or job YAML, a torchtitan command line, program or TOML, a DeepSpeed JSON, a plan.json or "
     "tp=8,pp=4; --format says which"
 )
@@ -121,6 +129,8 @@ def recognise(text: str, where: str) -> str:
         return "paraplan"
     if is_python(text):
         return _program_format(text, where)
+    if verl.is_verl(text):
+        return "verl"
     if torchtitan.is_toml(text) or torchtitan.is_started(text):
         return "torchtitan"
     if megatron_bridge.overrides(text, where):
@@ -137,8 +147,10 @@ def recognise(text: str, where: str) -> str:
     started = "\n".join(" ".join(words) for words in read_script(text, None, where, surely=False).commands)
     if started != text and megatron_script.is_megatron(started):  # in files that it reads in
         return "mindspeed-llm" if megatron_script.is_mindspeed(f"{text}\n{started}") else "megatron-lm"
-    if re.search(r"\bverl\.|actor_rollout_ref\.", text):
-        raise InputError(f"{where}: is verl's, which is not read; give the Megatron-LM options of its actor, or tp=8,pp=4")
+    whose = next((name for name, sign in NOT_READ.items() if re.search(sign, text, re.MULTILINE)), None)
+    if whose is not None:
+        said = "give the DeepSpeed JSON that it names, with --devices, or a layout such as tp=2,cp=4"
+        raise InputError(f"{where}: is {whose}'s, which is not read; {said}")
     raise InputError(f"{where}: {UNKNOWN}")
 
 

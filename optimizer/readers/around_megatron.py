@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ...search_spaces.inputs import catalog_names
 from .arguments import Option, options
 from .options import Knobs
-from .shell import unresolved
+from .shell import Script, shown
 
 SLIME = frozenset({"actor-num-nodes", "actor-num-gpus-per-node"})
 """Options that tell slime."""
@@ -67,10 +67,21 @@ def set_beside(knobs: Knobs, words: Sequence[str]) -> tuple[str, ...]:
     return (f"what ms-swift has by default: {', '.join(said)}",) if said else ()
 
 
+def swift_processes(script: Script, words: Sequence[str]) -> int | None:
+    """Processes that ms-swift starts by itself: those of a server on one server; None where the script has more servers, or its
+    commands start several numbers.
+    """
+    alone = is_swift(" ".join(words)) and "NNODES" not in script.variables and "NPROC_PER_NODE" not in script.conflicts
+    return script.number("NPROC_PER_NODE") if alone else None
+
+
 def swift_model(words: Sequence[str]) -> str | None:
     """The catalog's model that ms-swift is given by its name on a hub."""
     given = next((option.values[0] for option in options(words) if option.name == "model" and option.values), "")
-    if not is_swift(" ".join(words)) or not given or unresolved(given):
-        return None
-    name = TUNED.sub("", given.rsplit("/", 1)[-1].lower())
+    return catalogued(given) if is_swift(" ".join(words)) else None
+
+
+def catalogued(path: str) -> str | None:
+    """The catalog's model of a path, by its last part; None where there is none by that name."""
+    name = TUNED.sub("", shown(path).rstrip("/").rsplit("/", 1)[-1].lower())
     return name if name in catalog_names("models") else None

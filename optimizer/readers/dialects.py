@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from typing import Any
 
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import Layout
+from ...search_spaces.releases import RELEASES
 from ...search_spaces.vocabulary import MAIN
 from ..exporters import deepspeed, mindformers, torchtitan
-from ..exporters.knobs import FRAMEWORKS, Dialect, Settings, dialect, version_text
+from ..exporters.knobs import FRAMEWORKS, Dialect, Settings, dialect
 from ..exporters.launch import TOTAL
 from ..exporters.request import Alone, Laid
 
@@ -47,30 +47,16 @@ class Words:
         return self._dialect.has(knob)
 
 
-def catalogued(framework: str, version: str) -> str:
-    """The version by which the catalog knows the stack of a release: of what the framework stands on, or its year and month.
-
-    InputError for a release that the table does not know.
-    """
-    known = FRAMEWORKS.get(framework)
-    if known is None or known.base is None or not re.fullmatch(r"\d+(?:\.\d+)*", version):
-        return version
-    release = dialect(framework, version).version[:2]
-    if not known.dates:
-        return version_text(known.base[1])
-    return next((date for date, number in known.dates.items() if number == release), version)
-
-
 @cache
 def knobs_of(framework: str) -> Mapping[str, tuple[str, Mapping[str, str]]]:
     """Option name without dashes → (knob, our words for its values), of a framework and what it stands on; its own comes first."""
-    own = FRAMEWORKS[framework]
+    base = RELEASES[framework].base
     found = {
         flag.text.lstrip("-"): (knob, {str(theirs): ours for ours, theirs in flag.values.items()})
-        for knob, flags in own.spellings.items()
+        for knob, flags in FRAMEWORKS[framework].spellings.items()
         for flag in flags
     }
-    return {**(knobs_of(own.base[0]) if own.base else {}), **found}
+    return {**(knobs_of(base[0]) if base else {}), **found}
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.layout import Problem, Stage
 from ...search_spaces.model import ModelSpec
 
@@ -94,6 +95,7 @@ class Job:
     written: Mapping[str, str] = field(default_factory=dict)
     notation: str = ""  # how it writes keys, where a format has several ways
     problem: Problem | None = None  # where the configuration is a plan of paraplan's own
+    left_out: int = 0  # devices that such a plan has beyond those of its problem: they stay idle wherever they lie
     fault_tolerance: FaultTolerance | None = None
     findings: tuple[Finding, ...] = ()
     advice: tuple[Finding, ...] = ()
@@ -102,3 +104,7 @@ class Job:
     unmodelled: tuple[str, ...] = ()  # what it trains in another way than is priced, with the option that says so
     unknown: tuple[str, ...] = ()
     unresolved: tuple[str, ...] = ()
+
+    def per_supernode(self, cluster: ClusterSpec) -> int | None:
+        """Devices in each supernode but a last with the rest, where it is a plan that says so of this cluster."""
+        return self.problem.per_supernode if self.problem is not None and self.problem.cluster == cluster else None

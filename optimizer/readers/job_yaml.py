@@ -28,6 +28,10 @@ STRATEGY = {
     "micro_batch": ("micro_batch_size", "micro_batch"),
 }
 """Columns and how `strategy` spells them."""
+GLOBAL_BATCH = tuple(
+    f"{section}{name}" for name in ("global_batch_size", "global_batch") for section in ("strategy.", "training.", "")
+)
+"""Keys of the global batch; the one that is read comes first."""
 TEXT = ("recompute", "optimizer_sharding", "schedule", "offload", "cp_type", "rank_order")
 
 
@@ -51,7 +55,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     choices = {column: value for column in TEXT if (value := doc.text(f"strategy.{column}")) is not None}
     if sp is not None:
         choices["sequence_parallel"] = "true" if sp else "false"
-    global_batch = doc.whole("strategy.global_batch_size", "training.global_batch_size", "global_batch_size")
+    global_batch = doc.whole(*GLOBAL_BATCH)
     seq_len = doc.whole("strategy.seq_len", "training.seq_len", "strategy.sequence_length", "seq_len")
     tolerance = _fault_tolerance(doc)
     model = doc.text("model", "model.name")

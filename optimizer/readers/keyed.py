@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...search_spaces.layout import Layout
+from ...search_spaces.layout import Layout, Split, Stage
+from ...search_spaces.vocabulary import V_SHAPED
 from ..exporters.job import strategy
 from ..exporters.splits import layer_counts, megatron_layout
 from ..exporters.torchtitan import modules
 from .dialects import asked_alone, layout_keys
 from .job import Job
 from .job_yaml import STRATEGY
+from .splits import cut
 
 Keys = dict[str, tuple[str, Any]]
 """Knob → key and value."""
@@ -155,9 +157,20 @@ def _torchtitan(job: Job, layout: Layout) -> Keys:
         del found["shards"]
     if layout.pp > 1:
         found["stages"] = (found["stages"][0], modules(asked))
+        mtp = sum(chunk.mtp for stage in layout.stages for chunk in stage.chunks)
+        if layout.stages and layout.stages == own_stages(job, layout, _layers(job, layout), mtp):
+            del found["stages"]
         graphs = "training.disable_cuda_graphs"
         found |= {} if job.notation == "toml" or graphs in job.written else {"no_cuda_graphs": (graphs, True)}
     return found
+
+
+def own_stages(job: Job, layout: Layout, layers: int, mtp: int) -> tuple[Stage, ...]:
+    """The stages that torchtitan cuts of a layout where the job lists no modules; none where it would cut no or other chunks."""
+    if job.split.less is None or layout.vpp > 2 or DEPTH in job.written:
+        return ()
+    split = cut(job.split, layers, mtp, layout.pp, layout.vpp, layout.schedule in V_SHAPED)
+    return split.stages(layers, layout.recompute) if isinstance(split, Split) else ()
 
 
 def _job(job: Job, layout: Layout) -> Keys:
@@ -170,6 +183,7 @@ def _job(job: Job, layout: Layout) -> Keys:
 
 ROTATION, NO_SP = "parallelism.context_parallel_rotate_method", "parallelism.disable_sequence_parallel"
 """Keys of earlier versions of torchtitan."""
+DEPTH = "parallelism.pipeline_parallel_layers_per_stage"
 COLUMNS = (
     *("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "sequence_parallel", "cp_type", "schedule", "optimizer_sharding"),
     *("recompute", "offload", "rank_order"),

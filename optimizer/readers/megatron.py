@@ -12,8 +12,10 @@ from ...search_spaces.inputs import load_stack
 from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES, Stage
 from ...search_spaces.stack import Footprint
 from ..exporters.splits import parse_megatron_layout
-from .dialects import TABLED, Words
+from .dialects import Words
 from .job import Finding, Job, SplitWish
+from .megatron_combinations import apart_from_backward, dense_stage, excluded, lacking
+from .megatron_contradictions import contradictions, undefaulted
 from .megatron_model import Described, describe, noops
 from .options import Knobs
 from .shell import reason_of, shown, unresolved
@@ -23,6 +25,8 @@ ARGUMENTS = "Megatron-LM megatron/training/arguments.py"
 FLEX_BACKENDS = ("deepep", "hybridep")  # whose exchanges have a price of their own
 DEGREES = ("tp", "cp", "pp", "ep", "micro_batch")
 SHARDING_BY_STRATEGY = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+FP32_STATES, SHARED_WITH_BF16 = 12.0, 2.0
+"""Bytes per parameter: of a main weight and two moments, and what BF16 weights share (MindSpeed docs/features/reuse-fp32-param)."""
 EP_OVERLAPPED = "megatron-bridge-ep-overlap"
 """The stack that says what share of the exchange of tokens Megatron-Core's paired passes hide."""
 FUSED_LOSS = "megatron-bridge"
@@ -50,8 +54,11 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
         findings += _other_chunks(knobs, listed, framework)
         degrees["vpp"] = listed
     schedule = _schedule(knobs, degrees)
-    findings += [*_vocabulary(knobs, degrees["tp"], framework), *_apart_from_backward(knobs, degrees)]
-    (knobs.told if knobs.holds_more else findings).extend(_lacking(knobs, framework))
+    findings += [*_vocabulary(knobs, degrees["tp"], framework), *apart_from_backward(knobs, degrees), *excluded(knobs)]
+    findings += dense_stage(knobs, degrees["pp"]) if framework == "mindspeed-llm" else ()
+    findings += contradictions(knobs, degrees, model.sizes.get("experts", 0), framework)
+    missing = [*lacking(knobs, framework), *undefaulted(knobs, framework)]
+    (findings if knobs.parsed and not knobs.holds_more else knobs.told).extend(missing)
     sharding, said = _sharding(knobs, degrees, devices)
     assumptions += [*said, *_assumed(knobs, model, framework), *model.assumptions]
     return Job(
@@ -108,7 +115,23 @@ def _degrees(knobs: Knobs, model: Described, speaks: Words) -> tuple[dict[str, i
     if given["etp"] is None and moe and degrees["tp"] > 1:
         said.append(f"etp {degrees['tp']}: left out, {speaks.flag('etp')[0]} is tp, not 1")
     degrees["etp"] = (given["etp"] or degrees["tp"]) if moe else 1
+    if moe and knobs.has(EXTENDS):
+        said = [*(each for each in said if not each.startswith("etp ")), *_extended(knobs, degrees)]
     return degrees, said
+
+
+EXTENDS = "tp_extends_ep"
+
+
+def _extended(knobs: Knobs, degrees: dict[str, int]) -> Iterator[str]:
+    """Spreads experts over the TP ranks too, in place of cutting each (mindspeed/features_manager/moe/tp_extend_ep.py)."""
+    option, dispatcher = knobs.names[EXTENDS], knobs.text("dispatcher")
+    if dispatcher != "alltoall_seq":
+        yield f"{option} does nothing: it works with --moe-token-dispatcher-type alltoall_seq alone; etp is {degrees['etp']}"
+        return
+    degrees["ep"], degrees["etp"] = degrees["ep"] * degrees["tp"], 1
+    if degrees["tp"] > 1:
+        yield f"ep {degrees['ep']}, etp 1: {option} spreads experts over {degrees['tp']} TP ranks as well"
 
 
 def _refuse_unset(knobs: Knobs) -> None:
@@ -143,6 +166,8 @@ def _vpp(knobs: Knobs, model: Described, pp: int, framework: str, findings: list
             Finding("C062", f"{' and '.join(ways)} both say how stages are cut; give one.", "they exclude each other", ARGUMENTS)
         )
     chunks, depth = knobs.whole("vpp"), knobs.whole("vpp_layers")
+    if chunks is None and depth is not None and "layers" not in model.sizes:
+        knobs.unresolved.append(f"{knobs.names['vpp_layers']} {depth} (how many chunks that is follows from --num-layers)")
     if chunks is not None or depth is None or "layers" not in model.sizes:
         return chunks or 1
     layers = knobs.whole("layers") or 0
@@ -243,50 +268,6 @@ def _other_layers(knobs: Knobs, stages: tuple[Stage, ...]) -> Iterator[Finding]:
         yield Finding("C063", sentence, "Megatron-Core refuses the layout", ARGUMENTS)
 
 
-NEEDS = (
-    ("C105", "optimizer_offload", ("precise_optimizer",), ("megatron-lm",)),
-    ("C106", "overlap_parameters", ("zero1", "fsdp"), ("megatron-lm", "mindspeed-llm")),
-    ("C106", "overlap_parameters", ("overlap_gradients",), ("megatron-lm", "mindspeed-llm")),
-    ("C130", "overlap_tp", ("sequence_parallel",), ("megatron-lm", "mindspeed-llm")),
-)
-"""Rule, knob, the knobs of which it needs one beside it, and the frameworks that refuse it without."""
-
-
-def _lacking(knobs: Knobs, framework: str) -> Iterator[Finding]:
-    """Options without those that they need."""
-    speaks = Words(framework) if framework in TABLED else None
-    for rule, knob, needed, frameworks in NEEDS:
-        if speaks is not None and framework in frameworks and knobs.has(knob) and not any(map(knobs.has, needed)):
-            wanted = " or ".join(speaks.flag(name)[0] for name in needed if speaks.has(name))
-            yield Finding(rule, f"{knobs.names[knob]} needs {wanted} beside it.", "the framework refuses it without", ARGUMENTS)
-
-
-APART = ("--moe-fb-overlap", "--optimize-send-recv-comm", "--adaptive-memory-optimization", "--pipeline-model-parallel-layout")
-"""Options that exclude recompute apart from backward passes."""
-EXCLUDED = {
-    "recompute_in_bubbles": (*APART, "--recompute-in-advance", "--swap-attention", "--no-overlap-p2p-communication"),
-    "recompute_ahead": APART,
-}
-"""MindSpeed's ways to take recompute out of the backward passes, and the options that exclude each."""
-
-
-def _apart_from_backward(knobs: Knobs, degrees: dict[str, int]) -> Iterator[Finding]:
-    """What MindSpeed asks of recompute that is scheduled apart from the backward passes."""
-    options = {*knobs.names.values(), *(text.split()[0] for text in knobs.unknown)}
-    depth, chunk = knobs.whole("recompute_layers", 0), knobs.whole("vpp_layers")
-    for knob in filter(knobs.has, EXCLUDED):
-        asked = [f"does not go with {option}" for option in EXCLUDED[knob] if option in options]
-        if degrees["pp"] == 1 or chunk is None:
-            asked.append("needs pp > 1 and --num-layers-per-virtual-pipeline-stage")
-        if knob == "recompute_in_bubbles" and depth and depth != chunk:
-            asked.append(f"chooses what to redo: leave --recompute-num-layers {depth} out")
-        if knob == "recompute_ahead" and (not depth or knobs.text("recompute_method") == "uniform"):
-            asked.append("needs --recompute-method block and --recompute-num-layers")
-        source = "MindSpeed mindspeed/features_manager/pipeline_parallel/ripipe_schedules_feature.py"
-        for each in asked:
-            yield Finding("C076", f"{knobs.names[knob]} {each}.", "recompute becomes a pass of its own", source)
-
-
 def _vocabulary(knobs: Knobs, tp: int, framework: str) -> Iterator[Finding]:
     """A vocabulary whose padded size is given is not padded again, nor is the model's own that Megatron-Bridge is given."""
     own = framework == "megatron-bridge"  # its training loop unsets should_pad_vocab where a size is given
@@ -346,7 +327,7 @@ def _sharding(knobs: Knobs, degrees: dict[str, int], devices: int | None) -> tup
 
 
 def _recompute(knobs: Knobs, model: Described, framework: str, findings: list[Finding]) -> str:
-    granularity = knobs.text("recompute")
+    granularity = "selective" if knobs.has("recompute_activations") else knobs.text("recompute")
     method, depth = knobs.text("recompute_method"), knobs.whole("recompute_layers", 0)
     if framework == "mindspeed-llm" and granularity != "full":
         dense = model.sizes.get("experts") == 0
@@ -355,8 +336,6 @@ def _recompute(knobs: Knobs, model: Described, framework: str, findings: list[Fi
         ]
         modules += ["core_attn"] if granularity == "selective" else []
         return f"selective:{'+'.join(modules)}" if modules else "none"
-    if knobs.has("recompute_activations"):
-        granularity = granularity or "selective"
     if granularity == "full":
         if method not in ("uniform", "block") or depth is None:
             missing = "--recompute-method uniform or block" if method not in ("uniform", "block") else "--recompute-num-layers"
@@ -385,7 +364,7 @@ def _offload(knobs: Knobs, model: Described) -> str:
     parts = []
     if knobs.has("optimizer_offload"):
         text = knobs.text("optimizer_offload_fraction") or "1"
-        if not re.fullmatch(r"(0(\.\d{1,9})?|1(\.0{1,9})?|\.\d{1,9})", text):
+        if not re.fullmatch(r"(0(\.\d{0,9})?|1(\.0{0,9})?|\.\d{1,9})", text):
             raise InputError(f"{knobs.where}: --optimizer-offload-fraction {text!r} must be a number from 0 to 1")
         parts += [f"optimizer:{float(text):g}"] if float(text) else []
     layers = knobs.whole("activation_offload_layers", 0)
@@ -419,6 +398,9 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
         changes["gradient_bytes"] = 2
     if knobs.text("first_moment") == "bf16" and knobs.text("second_moment") == "bf16":
         changes["optimizer_bytes"] = 8.0
+    if knobs.has("reuse_fp32"):
+        changes["optimizer_bytes"] = float(changes.get("optimizer_bytes", FP32_STATES)) - SHARED_WITH_BF16
+        changes["optimizer_offload"] = knobs.has("optimizer_offload")  # each excludes the other
     if framework == "mindspeed-llm":
         changes["attention_kernel"] = "flash" if knobs.has("attention_kernel") else "unfused"
     elif knobs.text("attention_kernel") == "unfused":
@@ -431,6 +413,8 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
             changes["flex_backend"] = backend
     elif knobs.has("experts") and dispatcher is None and framework != "megatron-bridge":
         changes["moe_dispatcher"] = "allgather"
+    if _gathers_fp8(knobs, framework):
+        changes["gathered_weight_bytes"] = 1
     bucket = knobs.whole("gradient_bucket")
     if bucket:
         changes["gradient_bucket"] = bucket
@@ -448,6 +432,15 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
     if group:
         changes["microbatch_group"] = group
     return changes
+
+
+def _gathers_fp8(knobs: Knobs, framework: str) -> bool:
+    """Whether weights are gathered in FP8: only a job that computes in it can, and PyTorch's FSDP does not.
+
+    A recipe of Megatron-Bridge may say so where it is not read.
+    """
+    computes = knobs.has("fp8") or framework == "megatron-bridge"
+    return knobs.has("fp8_parameters") and computes and not knobs.has("torch_fsdp")
 
 
 def _logit_bytes(knobs: Knobs) -> float | None:
@@ -473,10 +466,14 @@ def _assumed(knobs: Knobs, model: Described, framework: str) -> Iterator[str]:
         yield "gradient reduction is not overlapped: --overlap-grad-reduce is not given"
     if knobs.has("recompute_in_bubbles"):
         yield "--recompute-in-bubble is not priced: stages keep what pp·vpp passes of chunks save and redo others in bubbles"
-    if knobs.has("fp8_parameters"):
+    if knobs.has("swap_attention"):
+        yield f"{knobs.names['swap_attention']} is priced as if it were not given: attention's activations stay on the device"
+    if knobs.has("reuse_fp32"):
+        saved = f"{SHARED_WITH_BF16:g} bytes per parameter less of optimizer states, sharded as these are"
+        yield f"{knobs.names['reuse_fp32']}: FP32 weights share memory with BF16 ones, {saved}"
+    if _gathers_fp8(knobs, framework):
         option = knobs.names["fp8_parameters"]
-        same = "FP8 ones with a copy for the backward pass take as much, and are gathered in half the bytes"
-        yield f"{option} is priced as BF16 weights: {same}"
+        yield f"{option}: all weights are gathered in a byte each; with a copy for the backward pass they take as much as in BF16"
     if knobs.has("recompute_ahead"):
         yield "recompute comes before the gradient where chunks hold one layer; the last layer's is priced, though it is left out"
     if framework == "mindspeed-llm" and not knobs.has("attention_kernel"):

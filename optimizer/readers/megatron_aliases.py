@@ -11,9 +11,12 @@ MEGATRON_LM = {
     "vocab-size": "vocab",
     "use-torch-fsdp2": "torch_fsdp",
     "recompute-activations": "recompute_activations",
+    "distribute-saved-activations": "saved_in_parts",
     "hybrid-layer-pattern": "hybrid",
     "hybrid-override-pattern": "hybrid",
+    "hybrid-attention-ratio": "hybrid",
     "world-size": "devices",
+    "use-rotary-position-embeddings": "rotary",
     "n-shared-experts": "shared_experts",
     "cross-entropy-fusion-impl": "loss_kernel",
     "fp8-param-gather": "fp8_parameters",
@@ -32,6 +35,13 @@ MINDSPEED_LLM = {
     "qk-nope-head-dim": "qk_nope_head_dim",
     "multi-head-latent-attention": "mla",
     "use-mc2": "overlap_tp",
+    "moe-tp-extend-ep": "tp_extends_ep",
+    "reuse-fp32-param": "reuse_fp32",
+    "swap-attention": "swap_attention",
+    # layers of other mixers, which these options alone do not tell in full
+    "full-attention-interval": "linear_pattern",
+    "kv-compress": "attention_variant",
+    "compress-ratios": "attention_variant",
 }
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "megatron-lm": MEGATRON_LM,

@@ -24,7 +24,8 @@ from .unmodelled import unmodelled
 
 FRAMEWORK = "megatron-bridge"
 OVERRIDE = re.compile(
-    r"\+{0,2}((?:model|train|ddp|dist|optimizer|comm_overlap|mixed_precision|dataset|checkpoint|scheduler)\.[\w.]+)=(.*)", re.DOTALL
+    r"\+{0,2}((?:model|train|ddp|dist|optimizer|comm_overlap|mixed_precision|dataset|checkpoint|scheduler)\.[\w.]+|mixed_precision)=(.*)",
+    re.DOTALL,
 )
 
 OWN = {
@@ -49,6 +50,9 @@ OWN = {
     "ddp.overlap_grad_reduce": "overlap_gradients",
     "ddp.overlap_param_gather": "overlap_parameters",
     "ddp.bucket_size": "gradient_bucket",
+    "mixed_precision.fp8_param_gather": "fp8_parameters",
+    "mixed_precision.fp8_param": "fp8_parameters",
+    "ddp.fp8_param_gather": "fp8_parameters",
     "comm_overlap.overlap_grad_reduce": "overlap_gradients",
     "comm_overlap.overlap_param_gather": "overlap_parameters",
     "comm_overlap.tp_comm_overlap": "overlap_tp",
@@ -148,7 +152,7 @@ def _unset(text: str) -> str:
 
 def _job(pairs: list[tuple[str, str]], where: str, devices: int | None, recipe: str | None, switched: bool = True) -> Job:
     """The job of some fields, which stand on a recipe or, not `switched`, on the classes' own defaults."""
-    knobs, precision = _knobs(pairs, where, switched)
+    knobs, precision = knobs_of_fields(pairs, where, switched)
     whole_experts = recipe is not None and "etp" not in knobs.names
     if whole_experts:
         knobs.values["etp"] = ("1",)
@@ -166,6 +170,9 @@ def _job(pairs: list[tuple[str, str]], where: str, devices: int | None, recipe: 
         base.append(f"model {named}: by the name of the recipe")
     if whole_experts and (job.degrees["ep"] > 1 or (named is not None and load_model(named).moe_kinds)):
         base.append("etp 1: left out here, and every recipe that sets model.expert_tensor_parallel_size sets 1")
+    by_name = _recipe_precision(recipe) if recipe else None
+    if by_name is not None and precision is None:
+        base.append(f"{by_name}: by the name of the recipe")
     changes = dict(job.stack_changes)
     if (
         dict(pairs).get("ddp.grad_reduce_in_fp32", dict(pairs).get("mixed_precision.grad_reduce_in_fp32", "true")).lower()
@@ -176,7 +183,7 @@ def _job(pairs: list[tuple[str, str]], where: str, devices: int | None, recipe: 
         **{
             **vars(job),
             "assumptions": (*base, *said, *kept),
-            "precision": precision or "bf16",
+            "precision": precision or by_name or "bf16",
             "stack_changes": changes,
             "model_name": named,
             "recipe": recipe,
@@ -188,7 +195,16 @@ def _recipe_model(recipe: str) -> str | None:
     """The catalog's model that a recipe such as kimi_k2_pretrain_config is for."""
     name = re.split(r"_(?:pretrain|sft|finetune|peft|lora)", recipe)[0].replace("_", "-")
     plain = {re.sub(r"[-._]", "", known): known for known in catalog_names("models")}  # llama31_70b is llama-3.1-70b
-    return name if name in plain.values() else plain.get(re.sub(r"[-._]", "", name), SAME_WEIGHTS.get(name))
+    bare = re.sub(r"[-._]", "", name)
+    sizes = [known for short, known in plain.items() if short.startswith(bare)]  # nemotron_3_nano is the only one of its name
+    only = sizes[0] if len(sizes) == 1 and bare else None
+    return name if name in plain.values() else plain.get(bare, SAME_WEIGHTS.get(name, only))
+
+
+def _recipe_precision(recipe: str) -> str | None:
+    """The precision that a recipe such as deepseek_v4_flash_pretrain_mxfp8_config is named for."""
+    found = re.search(r"_(?:mx|nv)?(fp8|fp4|bf16)(?=_)", recipe)
+    return found.group(1) if found else None
 
 
 def _with(text: str, where: str, variables: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -205,7 +221,8 @@ def _flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
             yield at, "null" if value is None else str(value)
 
 
-def _knobs(pairs: list[tuple[str, str]], where: str, switched: bool) -> tuple[Knobs, str | None]:
+def knobs_of_fields(pairs: list[tuple[str, str]], where: str, switched: bool) -> tuple[Knobs, str | None]:
+    """(knobs, precision) of fields; with what a recipe has on where it is `switched`."""
     table = {name.replace("-", "_"): knob for name, (knob, _) in knobs_of("megatron-lm").items()}
     own, switches = knobs_of(FRAMEWORK), switches_of(FRAMEWORK)
     knobs, precision = Knobs(where), None
@@ -242,8 +259,6 @@ def _values(knob: str, value: str) -> tuple[str, ...]:
         return (_layout_string(value),)
     if value.startswith("[") and knob not in PATTERNS:
         return tuple(part.strip().strip("'\"") for part in value.strip("[]").split(",") if part.strip())
-    if knob == "positions":
-        return (value,)
     return (value,)
 
 

@@ -90,6 +90,11 @@ def _ffn(knobs: Knobs, given: Given) -> int:
     return given["ffn_width"] or (int(4 * hidden * 2 / 3) // 64 * 64 if _gated(knobs) else 4 * hidden)
 
 
+def positions(knobs: Knobs) -> str:
+    """How tokens' places are told; an older switch comes before the option's word."""
+    return "rope" if knobs.has("rotary") else knobs.text("positions") or "learned_absolute"
+
+
 def _gated(knobs: Knobs) -> bool:
     return knobs.has("gated") or knobs.has("quick_gated")
 
@@ -214,7 +219,7 @@ def _model(knobs: Knobs, given: Given, sizes: dict[str, int], vocab: int) -> Mod
         "kinds": kinds,
         "layers": compact(names),
         "tied_embeddings": not knobs.has("untied"),
-        "learned_positions": (knobs.text("positions") or "learned_absolute") == "learned_absolute",
+        "learned_positions": positions(knobs) == "learned_absolute",
         "norm": "rms" if (knobs.text("norm") or "").lower().startswith("rms") else "layer",
         "mtp": mtp,
         "source": "options of the job",
@@ -232,6 +237,10 @@ def _windowed(knobs: Knobs, layers: int) -> Sequence[bool]:
         return [(i + 1) % int(text) != 0 for i in range(layers)]
     found = list_expression(text)
     return [bool(value) for value in found] if found is not None and len(found) == layers else [True] * layers
+
+
+NUMBERS = {"routed_scaling_factor": "routed_scaling", "clamp_limit": "activation_clamp", "gate_offset": "gate_offset"}
+"""Figures of experts that need be no whole numbers, and their knobs."""
 
 
 def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
@@ -256,9 +265,8 @@ def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
             **{key: given[key] for key in numbers if given[key]},
             "score_function": knobs.text("score_function") or "softmax",
         }
-        scaling = knobs.text("routed_scaling")
-        if scaling is not None and re.fullmatch(r"\d{1,6}(\.\d{1,9})?", scaling):
-            mlp["routed_scaling_factor"] = float(scaling)
+        texts = {name: knobs.text(knob) or "" for name, knob in NUMBERS.items()}
+        mlp |= {name: float(text) for name, text in texts.items() if re.fullmatch(r"\d{1,6}(\.\d{1,9})?", text)}
     else:
         mlp = {"kind": "mlp", "width": _ffn(knobs, given), "gated": gated, "bias": bias}
     return {"mixer": _mixer(knobs, given, name.endswith("_window")), "mlp": mlp}
@@ -293,6 +301,7 @@ def _mixer(knobs: Knobs, given: Given, window: bool) -> dict[str, Any]:
         "qk_norm": "head" if knobs.has("qk_norm") else "none",
         "output_gate": knobs.has("output_gate"),
         "sinks": knobs.text("attention_sinks") == "learnable",
+        "scaled_rotary": knobs.text("positions") == "yarn",
     }
     size = re.match(r"\(?\s*(\d{1,9})", knobs.text("window") or "")
     return {**mixer, "window": int(size.group(1)) + 1} if window and size else mixer

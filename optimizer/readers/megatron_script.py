@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ...search_spaces.errors import InputError
 from .arguments import empty_words
-from .around_megatron import SWIFT_PLAIN, is_swift, set_beside, spelled, swift_model
+from .around_megatron import SWIFT_PLAIN, is_swift, set_beside, spelled, swift_model, swift_processes
 from .dialects import knobs_of
 from .job import Job
 from .megatron import job_of
@@ -57,7 +58,6 @@ PLAIN_PREFIXES = (
         "moe-router-load-balancing",
         "moe-z-loss",
         "moe-router-bias",
-        "sequence",
     ),
     *("disable-", "enable-", "no-masked", "no-rope", "no-bias", "no-gradient", "no-async", "gemm-", "use-fused", "use-rotary"),
     *("use-flash", "use-cpu-init", "legacy", "cache", "async", "manual-gc", "empty-unused", "accumulate", "check-for-nan", "spec"),
@@ -130,13 +130,14 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
     knobs = by_knob(read_here, framework, ALIASES[framework], SWIFT_PLAIN if is_swift(" ".join(words)) else frozenset(), where)
     beside, model = set_beside(knobs, words), swift_model(words)
     named = (f"model {model}: by --model",) if model else ()
-    knobs.empty = empty_words(words)
+    knobs.empty, knobs.parsed = empty_words(words), not is_swift(" ".join(words))
     _refuse_passed_on(knobs, words)
     counts = (option for option in found if option.name in PER_NODE + NODES + OF_THE_WORLD)
     launched = (option for option in counts if any(map(unresolved, option.values[:1])))
     knobs.unresolved += [without_value(f"--{option.name} {option.values[0]}") for option in launched]
     knobs.unresolved += map(without_value, knobs.empty)
-    job = job_of(knobs, framework, framework, devices or world(script, found, where))
+    started = devices or world(script, found, where) or swift_processes(script, words)
+    job = job_of(knobs, framework, framework, started)
     told = tuple(
         f"{name} {values[-1]}: the last of the values {', '.join(dict.fromkeys(values))} that the script assigns"
         for name, values in script.conflicts.items()
@@ -144,7 +145,8 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
     )
     asked = unmodelled(framework, ((option.name, " ".join(map(shown, option.values)) or True) for option in found))
     said = (*script.decisions, *told, *beside, *named, *job.assumptions)
-    return replace(job, assumptions=said, unmodelled=asked, model_name=model)
+    own = "megatron-lm" if is_swift(" ".join(words)) else None  # it stands on Megatron-Core 0.16 and later, on Ascend too
+    return replace(job, assumptions=said, unmodelled=asked, model_name=model, stack=job.stack or own)
 
 
 PROGRAM = re.compile(r"(?:.*/)?[^/]+\.py")
@@ -162,6 +164,8 @@ CONVERTS = re.compile(
     r"loader|saver|(load|save)-model-type|(source|target)-(tensor|pipeline|expert)(-model)?-parallel-size|convert-checkpoint-from-.*"
 )
 CONVERTER = re.compile(r"(?:.*/)?[^/]*(?:convert|hf2mcore|mcore2hf|hf2mg|mg2hf)[^/]*\.py")
+EXPORT = ("megatron", "export")
+"""The command of ms-swift that converts."""
 TRAINS = frozenset({"train-iters", "train-samples", "train-epochs", "lr"})
 
 
@@ -170,6 +174,7 @@ def _refuse_converter(words: Sequence[str], where: str) -> None:
     names = [option.name.replace("_", "-") for option in options(words)]
     said = next((f"--{name}" for name in names if CONVERTS.fullmatch(name)), None)
     said = said or next((word for word in words if CONVERTER.fullmatch(word)), None)
+    said = said or next((" ".join(pair) for pair in pairwise(words) if pair == EXPORT), None)
     if said is not None and not TRAINS & set(names):
         raise InputError(f"{where}: converts a checkpoint ({said}) and trains nothing; name the script of the job that trains")
 
@@ -190,7 +195,12 @@ def _refuse_passed_on(knobs: Knobs, words: Sequence[str]) -> None:
 
 
 def is_mindspeed(text: str) -> bool:
-    """Whether a script is MindSpeed-LLM's rather than Megatron-LM's: by options that only it has, or by its name."""
+    """Whether a script is MindSpeed-LLM's rather than Megatron-LM's: by options that only it has, or by its name.
+
+    ms-swift's is not, on Ascend either: it stands on Megatron-Core 0.16 and later.
+    """
+    if is_swift(text):
+        return False
     names = set(re.findall(r"--([a-z][a-z0-9-]+)", text))
     return bool(names & MINDSPEED_ONLY) or bool(re.search(r"mindspeed|ASCEND_|HCCL_|NPUS_PER_NODE", text, re.IGNORECASE))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...search_spaces.documents import parse_document
@@ -19,7 +19,12 @@ OFFSETS = "mindformers parallel_core/training_graph/transformer/utils.py"
 CP_TYPES = {"colossalai_cp": "p2p", "ulysses_cp": "a2a", "hybrid_cp": "a2a+p2p"}
 SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "zero_bubble_v": "zb-v", "seqpipe": "1f1b", "seqvpp": "1f1b", "seqsmartvpp": "1f1b"}
 MODEL = "model.model_config"
-EARLIER = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads"}
+EARLIER = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "kv_channels": "head_dim",
+}
 """Field of earlier versions → of a config.json."""
 NOT_TRAINING = ("predict", "eval", "export")
 FAMILIES = {"LlamaConfig": "llama", "LlamaForCausalLM": "llama"}
@@ -39,6 +44,19 @@ PLAIN = (
         "pretrained",
         "generation",
     ),
+    *(
+        "only_save",
+        "init_start",
+        "lr_scale",
+        "layer_scale",
+        "layer_decay",
+        "filepath_prefix",
+        "autotune",
+        "ignore_data",
+        "transform_",
+    ),
+    *("moe_config.aux_loss", "moe_config.routing", "moe_config.router", "moe_config.enable_sdrop", "moe_config.use_fused"),
+    *("moe_config.balance", "moe_config.topk_bias"),
 )
 
 
@@ -48,7 +66,9 @@ SHAPELESS = (
     *("router_", "seq_", "do_sample", "top_p", "hidden_act", "hidden_dropout", "attention_dropout", "add_bias_linear"),
     *("gated_linear_unit", "use_flash", "position_embedding", "multi_latent", "qk_layernorm", "routed_scaling", "moe_aux"),
     *("moe_router_", "moe_grouped_gemm", "moe_token_dispatcher", "moe_permute", "norm_topk", "aux_", "checkpoint_name"),
-    *("transformers_version", "architectures", "auto_map", "torch_dtype"),
+    *("transformers_version", "architectures", "auto_map", "torch_dtype", "repetition_penalty", "top_k", "extend_method"),
+    *("emb_dropout", "rotary_", "scaling_factor", "qkv_has_bias", "qkv_concat", "compute_in_2d", "fine_grain", "use_attn_mask"),
+    *("use_ring_attention", "embedding_init", "residual_dtype", "input_sliced", "use_contiguous", "use_cache"),
 )
 """Beginnings of a model's fields by which its size is no other; all that an export writes are among them."""
 MODEL_PLAIN = (*(name for name in knobs_of(FRAMEWORK) if name.startswith(MODEL)), *(f"{MODEL}.{name}" for name in SHAPELESS))
@@ -75,7 +95,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     said = [f"{column} 1: parallel_config.{names[column]} is not given" for column, value in given.items() if value is None]
     interleaves = doc.flag("parallel.pipeline_config.pipeline_interleave") or False
     vpp = doc.whole(f"{MODEL}.pp_interleave_num") or 1
-    degrees |= {"etp": 1, "vpp": vpp, "micro_batch": doc.whole("runner_config.batch_size") or 1}
+    degrees |= {"vpp": vpp, "micro_batch": doc.whole("runner_config.batch_size") or 1}
     count = doc.whole("parallel_config.micro_batch_num") or 1
     accumulated = doc.whole("runner_config.gradient_accumulation_steps") or 1
     global_batch = degrees["micro_batch"] * count * accumulated * degrees["dp"]
@@ -87,12 +107,13 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     scheduler = doc.text("parallel.pipeline_config.pipeline_scheduler") or "1f1b"
     schedule = "interleaved" if vpp > 1 and scheduler != "zero_bubble_v" else SCHEDULES.get(scheduler, "1f1b")
     if scheduler in ("seqpipe", "seqvpp", "seqsmartvpp"):
-        said.append(f"pipeline_scheduler {scheduler} is judged and priced as {schedule}")
+        said.append(f"pipeline_scheduler {scheduler} is judged as {schedule}")
     if vpp > 1 and not interleaves:
         findings.append(
             Finding("C064b", f"pp_interleave_num is {vpp}, but pipeline_config.pipeline_interleave is not on.", "", FRAMEWORK)
         )
-    sizes = _sizes(doc)
+    sizes, placed = _sizes(doc), _experts(doc, data.get("moe_config"))
+    degrees["etp"] = degrees["tp"] if placed else 1
     back = schedule == "zb-v"
     split = _offsets(doc.get(f"{MODEL}.offset"), sizes.get("layers"), degrees["pp"], vpp, where, findings, back)
     algorithm = doc.text("parallel_config.context_parallel_algo") or "colossalai_cp"
@@ -139,7 +160,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         sizes=sizes,
         split=split,
         redone=redone,
-        stack_changes=_experts(doc, data.get("moe_config")),
+        stack_changes=placed,
         written=doc.written,
         findings=tuple(findings),
         assumptions=(*said, *told),
@@ -173,6 +194,7 @@ def _model(data: Mapping[str, Any], where: str, doc: Document) -> tuple[ModelSpe
         return None, ""
     arch = section.get("arch") if isinstance(section, dict) else None
     classes = [own.get("type"), arch.get("type") if isinstance(arch, dict) else None]
+    own = {**own, "intermediate_size": _width(own.get)}
     renamed: dict[str, object] = {EARLIER.get(str(name), str(name)): value for name, value in own.items() if value is not None}
     named = own.get("model_type") or next((FAMILIES[each] for each in classes if each in FAMILIES), None)
     if named is None:
@@ -195,13 +217,28 @@ def _model(data: Mapping[str, Any], where: str, doc: Document) -> tuple[ModelSpe
         doc.taken |= {f"{MODEL}.{name}" for name in own if EARLIER.get(str(name), str(name)) in fields.names}
 
 
+def _width(get: Callable[[str], Any]) -> int | None:
+    """The feed-forward width; that which models by class work out where none is given (models/llama/llama_layer.py)."""
+    given, hidden, multiplier, unit = map(get, ("intermediate_size", "hidden_size", "ffn_dim_multiplier", "multiple_of"))
+    unit = unit or 256
+    if given is not None or get("model_type") is not None or type(hidden) is not int or type(unit) is not int:
+        return given if type(given) is int else None
+    wide = int((float(multiplier) + 0.01) * 4 * hidden) if isinstance(multiplier, int | float) else 4 * hidden
+    return -(-int(2 * wide / 3) // unit) * unit
+
+
+BY_CLASS = {"experts_across_tp": False, "expert_tensor_parallel": True}
+
+
 def _experts(doc: Document, section: Any) -> dict[str, Any]:
-    """Where models by class, which have experts in a section of their own, put them: over replicas, unless they say otherwise."""
+    """Where models by class, which have experts in a section of their own, put them: over replicas, each cut over TP ranks, unless
+    they say otherwise.
+    """
     by_class = doc.get(f"{MODEL}.model_type") is None
     if not by_class or not isinstance(section, dict) or (section.get("expert_num") or 1) == 1:
         return {}
     gathered = doc.flag("moe_config.use_allgather_dispatcher") or False
-    return {} if gathered or doc.whole("moe_config.expert_model_parallel") is not None else {"experts_across_tp": False}
+    return {} if gathered or doc.whole("moe_config.expert_model_parallel") is not None else BY_CLASS
 
 
 def _sizes(doc: Document) -> dict[str, int]:
@@ -220,7 +257,7 @@ def _sizes(doc: Document) -> dict[str, int]:
         "kv_heads": 0 if mla else kv or heads,
         "kv_heads_multiple": 0 if mla else kv or heads,
         "experts": experts if experts is None or experts > 1 else 0,
-        "mlp_width": doc.whole(f"{MODEL}.intermediate_size"),
+        "mlp_width": doc.whole(f"{MODEL}.intermediate_size") or _width(lambda name: doc.get(f"{MODEL}.{name}")),
     }
     return {name: value for name, value in found.items() if value is not None}
 

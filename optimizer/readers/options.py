@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from ...search_spaces.errors import InputError
 from .dialects import knobs_of
@@ -26,6 +27,7 @@ class Knobs:
     unresolved: list[str] = field(default_factory=list)
     told: list[Finding] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
+    parsed: bool = True  # by Megatron's own parser, which refuses some options without others
 
     def add(self, knob: str, name: str, values: tuple[str, ...]) -> None:
         """Sets a knob; one that the file gives twice keeps the later value, as argparse does, and it is told if they differ."""
@@ -65,8 +67,9 @@ class Knobs:
 
 
 SHAPING = re.compile(
-    r"expert|layer|hidden|head|rank|dim|vocab|moe|mla|mtp|ffn|attention|attn|shared|window|norm|bias|[gr]elu|glu|activation.func|clamp"
-    r"|softcap|sink",
+    r"^(?!-*(?:reset|recompute|sglang|vllm|rollout)).*"  # what becomes of values, and what generates beside the trainer
+    r"(?:expert|layer|hidden|head|rank|dim|vocab|moe|mla|mtp|ffn|attention|attn|shared|window|norm|bias|[gr]elu|glu"
+    r"|activation.func|clamp|softcap|sink)",
     re.IGNORECASE,
 )
 
@@ -107,4 +110,16 @@ def by_knob(options: Iterable[Option], framework: str, more: Mapping[str, str], 
             knobs.add(more[name], f"--{name}", option.values)
         elif hyphens not in plain:
             knobs.unknown.append(str(option))
+    names = {*table, *more} - {name.removeprefix("--") for name in knobs.names.values()}
+    knobs.unknown = [f"{each}{misspelt(each.split()[0].removeprefix('--'), names, '--')}" for each in knobs.unknown]
     return knobs
+
+
+NEAR = 0.9
+"""Ratio of letters in common from which a name is taken for another one, misspelt."""
+
+
+def misspelt(name: str, known: Collection[str], dashes: str = "") -> str:
+    """ " (did you mean x?)", where an unknown name is nearly one that is known."""
+    near = get_close_matches(name, known, 1, NEAR) if name.strip() not in known else []
+    return f" (did you mean {dashes}{near[0]}?)" if near else ""

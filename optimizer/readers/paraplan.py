@@ -20,7 +20,9 @@ FOLLOWS = ("edp",)
 
 
 def is_layout(text: str) -> bool:
-    """Whether a text is a list such as "tp=8,pp=4", even if some of its names are no columns."""
+    """Whether a text is a list such as "tp=8,pp=4", even if some of its names are no columns; a script's variables are none."""
+    if text.startswith("#!"):
+        return False
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     pairs = [part.strip() for line in lines for part in line.split(",") if part.strip()]
     named = [match and match.group(1).lower().replace("-", "_") for match in (PAIR.match(pair) for pair in pairs)]
@@ -76,6 +78,8 @@ def _planned(data: dict[str, Any], where: str, devices: int | None) -> Job:
         raise InputError(f"{where}: plan.layout is missing; name a plan.json or what evaluate --json printed")
     layout = to_record(Layout, found, f"{where}: layout")
     problem = to_record(Problem, data["problem"], f"{where}: problem") if isinstance(data.get("problem"), dict) else None
+    given = plan.get("devices_idle") if isinstance(plan, dict) else None
+    beyond = layout.devices + given - problem.devices if problem and isinstance(given, int) and devices is None else 0
     return Job(
         format=FORMAT,
         framework=problem.stack.framework if problem else None,
@@ -93,4 +97,5 @@ def _planned(data: dict[str, Any], where: str, devices: int | None) -> Job:
         split=SplitWish(layout=layout.stages) if layout.stages else SplitWish(free=True),
         written={name: str(found[name]).lower() for name in COLUMN_VALUES if found.get(name) is not None},
         problem=problem,
+        left_out=max(0, beyond),
     )

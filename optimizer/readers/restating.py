@@ -6,6 +6,7 @@ layout, the chunks, the schedule. So all of it is restated when any of it change
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 
@@ -42,10 +43,30 @@ def followers(job: Job, after: Layout, column: str, columns: Collection[str]) ->
     if column != "tp" or job.format not in FAMILY:
         return
     moe = job.sizes.get("experts", 0) > 0 or after.ep > 1
-    if moe and job.recipe is None and "etp" not in job.written and "etp" not in columns:  # a recipe's is 1, whatever tp is
+    said = "etp" in {*job.written, *columns} or job.recipe is not None or extends(job)  # a recipe's is 1, whatever tp is
+    if moe and not said:
         yield _spelled(job, "etp", None), _spelled(job, "etp", str(after.etp))
     if "sequence_parallel" not in columns and after.sequence_parallel != ("sequence_parallel" in job.written):
         yield as_written(job, "sequence_parallel"), _spelled(job, "sequence_parallel", "" if after.sequence_parallel else None)
+
+
+EXTENDS, EXPERT_GRID = "tp_extends_ep", ("tp", "ep", "etp")
+
+
+def extends(job: Job) -> bool:
+    """Whether a job spreads experts over its TP ranks too."""
+    return EXTENDS in job.written and "alltoall_seq" in job.written.get("dispatcher", "")
+
+
+def experts_restated(job: Job, after: Layout) -> list[Pair]:
+    """What places experts of a job that spreads them over its TP ranks too: as many groups of these, or else the plain options."""
+    wanted: dict[str, str | None]
+    if after.etp == 1 and after.ep % after.tp == 0:
+        wanted = {"ep": str(after.ep // after.tp)}
+    else:
+        wanted = {"ep": str(after.ep), "etp": str(after.etp), "dispatcher": "alltoall", EXTENDS: None}
+    pairs = [(as_written(job, knob), _spelled(job, knob, value)) for knob, value in wanted.items()]
+    return [(before, now) for before, now in pairs if before != now]
 
 
 def _wanted(job: Job, layout: Layout) -> dict[str, str]:
@@ -67,7 +88,7 @@ def _wanted(job: Job, layout: Layout) -> dict[str, str]:
     ends = first_last(counts, layout.pp) if layout.vpp == 1 and mtp_with_loss else None
     if ends and not own:
         return {**real, "first_stage_layers": str(ends[0]), "last_stage_layers": str(ends[1])}
-    if own and layout.vpp == 1 and min(counts) > 0 and not mtp:
+    if own and layout.vpp == 1 and min(counts) > 0 and not mtp and not _dense_stage(job, sum(counts), layout.pp):
         return {**real, "layer_list": layer_list(counts)}
     if own and min(counts) > 0 and mtp_with_loss:
         return {**_padded(counts), **({"vpp_layers": str(max(counts))} if layout.vpp > 1 else {})}
@@ -75,6 +96,12 @@ def _wanted(job: Job, layout: Layout) -> dict[str, str]:
         raise Infeasible(f"{job.format} has no option for stages of {counts} layers")
     chunks = {"vpp": str(layout.vpp)} if job.format == "megatron-bridge" and layout.vpp > 1 else {}
     return {**real, **chunks, "layout": megatron_layout(layout.stages)}
+
+
+def _dense_stage(job: Job, layers: int, pp: int) -> bool:
+    """Whether leading dense layers fill an even share of the layers, which MindSpeed-LLM refuses whatever a list says."""
+    first = re.search(r"\d+$", job.written.get("dense_first", ""))
+    return first is not None and int(first.group()) >= max(1, layers // pp)
 
 
 def _padded(counts: tuple[int, ...]) -> dict[str, str]:

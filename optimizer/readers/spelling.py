@@ -10,6 +10,7 @@ from ...search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Layout,
 from ..exporters.splits import layer_counts, megatron_layout
 from .dialects import Words
 from .job import Job
+from .job_yaml import GLOBAL_BATCH
 from .megatron_bridge import OWN
 
 Speller = Callable[[Job, Layout, str], str]
@@ -43,7 +44,7 @@ def trained_spelled(job: Job, name: str, value: int) -> str:
 
     "" where the keys of a layout make up the batch.
     """
-    if name == "global_batch" and job.format in ("mindformers", "deepspeed", "torchtitan"):
+    if name == "global_batch" and job.format in BATCH_MADE_UP:
         return ""
     if job.format == "megatron-bridge" and name in job.written:
         return f"{job.written[name].partition('=')[0]}={value}"
@@ -58,8 +59,10 @@ def trained_spelled(job: Job, name: str, value: int) -> str:
     return f"{plain} = {value}" if job.notation else f"{plain}: {value}"
 
 
+BATCH_MADE_UP = frozenset({"mindformers", "deepspeed", "torchtitan"})
+"""Formats in which keys of the layout make up the global batch."""
 TRAINED_KEYS = {
-    ("job", "global_batch"): ("strategy.global_batch_size", "training.global_batch_size", "global_batch_size"),
+    ("job", "global_batch"): GLOBAL_BATCH,
     ("job", "seq_len"): ("strategy.seq_len", "training.seq_len", "strategy.sequence_length", "seq_len"),
     ("mindformers", "seq_len"): ("model.model_config.seq_length", "train_dataset.seq_length"),
     ("torchtitan", "seq_len"): ("training.seq_len",),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...search_spaces.errors import InputError
-from .options import whole
+from .options import misspelt, whole
 from .shell_values import shown
 from .unmodelled import is_sign, unmodelled
 
@@ -81,7 +81,12 @@ class Document:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        return tuple(f"{path} = {_short(self.values[path])}" for path in self.untaken)
+        asked = {_last(path) for path in self.taken - self.values.keys()}
+        return tuple(f"{path} = {_short(self.values[path])}{misspelt(_last(path), asked)}" for path in self.untaken)
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _text(value: Any) -> str:

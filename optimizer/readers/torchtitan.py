@@ -42,7 +42,7 @@ PLAIN = (
     "training.disable_cuda_graphs",
     *("job.", "profiling.", "metrics.", "optimizer.", "lr_scheduler.", "checkpoint.", "comm.", "memory_estimation.", "validation."),
     *("debug.", "fault_tolerance.", "training.dataset", "training.steps", "training.max_norm", "experimental.", "dump_folder"),
-    *("model.tokenizer", "model.hf_assets", "hf_assets_path", "tokenizer", "compile.", "training.deterministic", "training.seed"),
+    *("model.tokenizer", "model.hf_assets", "hf_assets_path", "tokenizer", "training.deterministic", "training.seed"),
     *("dataloader.", "training.gc_freq", "module", "config", "nproc", "nnodes", "rdzv", "local-ranks", "role", "tee", "profiler."),
 )
 SECTIONS = ("parallelism", "training")
@@ -93,6 +93,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         not (doc.flag("parallelism.disable_sequence_parallel") or False)
         and doc.flag("parallelism.enable_sequence_parallel") is not False
     )
+    apart = _eager(doc, said)
     doc.skip(*PLAIN)
     return Job(
         format=FRAMEWORK,
@@ -110,6 +111,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         precision=precision,
         model=_without_mtp(model, doc.whole(MTP, least=0) or 0) if model is not None else None,
         split=split,
+        stack_changes={"eager_kernels": apart},
         written={
             **doc.written,
             **({"activation_checkpoint": checkpointing} if CHECKPOINTING.search(text) and checkpointing else {}),
@@ -306,6 +308,25 @@ def _model(doc: Document) -> str | None:
         return None
     flavor = config.lower().removeprefix(f"{module}_").replace("_", "-")
     return MODELS.get((module, flavor))
+
+
+EAGER = ("norm", "activation", "rotary", "loss")
+"""Kernels that run as chains where nothing compiles them."""
+OWN_COMPONENTS = {"deepseek_v3": ("loss",)}
+"""Module → what its configurations have compiled unless they are told otherwise (its config_registry.py); the others nothing."""
+
+
+def _eager(doc: Document, said: list[str]) -> tuple[str, ...]:
+    """Which kernels torch.compile leaves apart: it is off by default, and then compiles model and loss."""
+    own = OWN_COMPONENTS.get(doc.text("module") or "") if doc.get("compile.enable") is None else None
+    on = own is not None or doc.flag("compile.enable") or False
+    listed = doc.get("compile.components")
+    components = own or (str(listed) if listed is not None else "model loss")
+    doc.skip("compile.")
+    if on and "model" in components:
+        return ()
+    said.append("compile.components without model: its kernels run apart" if on else "compile.enable is off: kernels run apart")
+    return tuple(kernel for kernel in EAGER if not (on and kernel == "loss" and "loss" in components))
 
 
 def _without_mtp(name: str, layers: int) -> ModelSpec:

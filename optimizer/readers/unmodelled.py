@@ -21,6 +21,7 @@ class Sign:
 
 
 ADAPTERS, FROZEN, PACKED = "trains adapters", "keeps parameters frozen", "packs sequences"
+SLICES = "sends slices of sequences through the pipeline"
 GENERATES = "trains nothing"
 OWN_CP = "exchanges what CP splits in a way of its own"
 PREFERENCES, ROLLOUTS = "trains on preferences, beside a model of reference", "trains on what it generates in between"
@@ -31,7 +32,7 @@ def _sign(asks: str, name: str, value: str | None = None) -> Sign:
 
 
 EVERYWHERE = (
-    _sign(ADAPTERS, r"(?:^|\.)(?:q?lora|dora|peft|pet_config|adapters?|mcore_adapter)(?:[._]|$)"),
+    _sign(ADAPTERS, r"^(?!dataset\.).*?(?:^|\.)(?:q?lora|dora|peft|pet_config|adapters?|mcore_adapter)(?:[._]|$)"),
     _sign(FROZEN, r"(?:^|[._])(?:freeze|frozen)(?:[._]|$)"),
     _sign(PACKED, r"(?:^|[._])(?:pack|packed|packing)(?:[._]|$)"),
 )
@@ -41,7 +42,7 @@ MEGATRON = (
     _sign(PREFERENCES, r"^(?:stage|rlhf_type)$", r"(?:dpo|orpo|simpo|kto|cpo|rm|prm)$"),
     _sign(OWN_CP, r"^context_parallel_algo$", r"(?:(?:hybrid_)?adaptive|mamba)_cp_algo$"),
     _sign(GENERATES, r"^(?:max_new_tokens|task_data_path)$"),
-    _sign(ROLLOUTS, r"^(?:perform_rl_step|rollout_batch_size|num_rollout|vllm_mode)$"),
+    _sign(ROLLOUTS, r"^(?:perform_rl_step|grpo_group_size|rollout_batch_size|num_rollout|vllm_mode)$"),
     _sign(ROLLOUTS, r"^(?:stage|rlhf_type)$", r"(?:ppo|grpo|gkd).*"),
 )
 OWN = {
@@ -51,7 +52,10 @@ OWN = {
         _sign(ADAPTERS, r"^recipe$", r".*_(?:peft|lora|dora)(?:_|$)"),
         _sign(PACKED, r"^recipe$", r".*_packed(?:_|$)"),
     ),
-    "mindformers": (_sign(PACKED, r"^(?:train_)?dataset\.", r".*packing"),),
+    "mindformers": (
+        _sign(PACKED, r"^(?:train_)?dataset\.", r".*packing"),
+        _sign(SLICES, r"^parallel\.pipeline_config\.pipeline_scheduler$", r"seq"),
+    ),
     "torchtitan": (_sign(ADAPTERS, r"(?:^|\.)(?:converters|config|function)$", r".*lora"),),
 }
 """Format → signs that only it has."""

@@ -34,7 +34,9 @@ QWEN = Attention(heads=64, kv_heads=4, head_dim=128, qk_norm="head")
 GPT = Attention(heads=96, kv_heads=96, head_dim=128, qkv_bias=True, out_bias=True)
 SINKS = {"qkv_bias": True, "out_bias": True, "sinks": True}
 OSS = Attention(heads=64, kv_heads=8, head_dim=64, **SINKS)
-OSS_MOE = MoeMlp(experts=128, top_k=4, width=2880, bias=True, clamped=True, router_linear_bias=True)
+OSS_MOE = MoeMlp(
+    experts=128, top_k=4, width=2880, bias=True, clamped=True, clamp_limit=7.0, gate_offset=1.0, router_linear_bias=True
+)
 
 MODELS = {
     "deepseek": ModelSpec(

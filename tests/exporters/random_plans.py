@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from paraplan.optimizer.ranks import devices_per_server
+from paraplan.optimizer.ranks import server_place
 from paraplan.optimizer.result import Certificate, Memory, Plan, PricedLayout
 from paraplan.search_spaces.cutting import Cutting
 from paraplan.search_spaces.enumeration import Space
@@ -56,7 +56,7 @@ def plans(
                 continue
             spec = own.problem.model
             layout = table.layout(rng.randrange(len(table)), spec.num_layers)
-            if layout.devices % devices_per_server(own.problem.cluster, layout.devices):
+            if layout.devices % own.problem.cluster.allocated_sizes(layout.devices)[server_place(own.problem.cluster)]:
                 continue
             blocks = spec.num_layers + (spec.mtp.layers if spec.mtp else 0)
             split = (cut or cuts)(rng, own.problem, layout, spec.num_layers, blocks)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from paraplan.optimizer.exporters.knobs import FRAMEWORKS, dialect, version_text
+from paraplan.optimizer.exporters.knobs import FRAMEWORKS, dialect
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import catalog_names, load_stack
+from paraplan.search_spaces.releases import version_text
 
 
 @pytest.mark.parametrize(

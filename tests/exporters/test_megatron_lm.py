@@ -129,6 +129,19 @@ def test_gpt_oss_mixes_windows_sinks_and_biases(make_plan: MakePlan) -> None:
         flags(make_plan("gpt-oss", dp=64, ep=8), "0.14")
 
 
+def test_gates_are_clamped_where_the_model_says(make_plan: MakePlan, models: dict[str, ModelSpec]) -> None:
+    """A model file of before the limit was kept in it says only that they are: then the limit is asked for, not guessed."""
+    for limit in (10.0, None):
+        changed = {"clamp_limit": limit}
+        kinds = {n: k.model_copy(update={"mlp": k.mlp.model_copy(update=changed)}) for n, k in models["gpt-oss"].kinds.items()}
+        plan = make_plan(models["gpt-oss"].model_copy(update={"kinds": kinds}), dp=64, ep=8)
+        if limit:
+            assert options(plan)["--activation-func-clamp-value"] == ("10.0",)
+        else:
+            with pytest.raises(Infeasible, match="clamp_limit"):
+                options(plan)
+
+
 def test_linear_attention_of_qwen3_next(make_plan: MakePlan) -> None:
     moe = MoeMlp(experts=512, top_k=10, width=512, shared_width=512, shared_gate=True)
     linear = LinearAttention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 from paraplan.optimizer.commands.handing_over import TARGETS
 from paraplan.optimizer.exporters import EXPORTERS, export, render
 from paraplan.optimizer.exporters.megatron_lm import flags
+from paraplan.optimizer.readers import read_job
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import load_model
@@ -42,6 +44,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"cluster": "cloudmatrix-384", "stack": "mindspeed-llm", "tp": 2, "pp": 8, "dp": 32, "ep": 32, "counts": (8,) * 7 + (6,)},
     ),
 }
+PART_FILLED = {
+    "mindspeed-llm": ("llama", {"cluster": "cloudmatrix-384", "stack": "mindspeed-llm", "dp": 17}),
+    "mindformers": ("deepseek", {"cluster": "cloudmatrix-384", "stack": "mindformers", "dp": 17}),
+    "megatron-lm": ("llama", {"dp": 17}),
+}
+"""Jobs whose last server is not full."""
 REQUIRED = {
     "DATA_PATH": "/data/$(touch pwned) `touch pwned` 'x\" y",
     "TOKENIZER_PATH": "/tok; touch pwned",
@@ -85,11 +93,27 @@ def test_bash_accepts_the_syntax(script: Path) -> None:
 
 
 def test_shellcheck_has_nothing_to_say(script: Path) -> None:
+    assert shellchecked(script) == (0, "")
+
+
+@pytest.mark.parametrize("framework", PART_FILLED)
+def test_scripts_of_a_part_filled_server_set_nothing_in_vain(framework: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    model, layout = PART_FILLED[framework]
+    script = export(make_plan(model, **layout), framework, tmp_path)[0]
+    text = script.read_text()
+    assert 'case "${NODE_RANK}" in' in text
+    assert read_job(script).devices == 17
+    assert [name for name in re.findall(r"^([A-Z_]+)=", text, re.MULTILINE) if text.count(name) == 1] == []
+    assert shellchecked(script) == (0, "")
+
+
+def shellchecked(script: Path) -> tuple[int, str]:
+    """What shellcheck says of it."""
     tool = shutil.which("shellcheck")
     if tool is None:
         pytest.skip("shellcheck is not installed")
     found = subprocess.run([tool, str(script)], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout) == (0, "")
+    return found.returncode, found.stdout
 
 
 def test_paths_stay_inert(script: Path) -> None:

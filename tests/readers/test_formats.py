@@ -132,6 +132,8 @@ def test_formats(text: str, form: str, devices: int, batch: int | None, degrees:
 def test_what_is_not_understood_is_listed() -> None:
     assert read_text(MEGATRON, "job").unknown == ("--frobnicate 3",)
     assert read_text(DEEPSPEED, "job").unknown == ("frob = 3",)
+    elsewhere = read_text('{"train_batch_size": 8, "autotuning": {"enabled": true, "bf61": 1}}', "job", form="deepspeed")
+    assert elsewhere.unknown == ("autotuning.enabled = True", "autotuning.bf61 = 1")  # no misspelling: a name of another section
     assert not read_text(MINDSPEED, "job").unknown
 
 
@@ -536,8 +538,24 @@ def test_mindformers_has_experts_in_a_section_of_their_own() -> None:
     for more, across in (("", False), (", use_allgather_dispatcher: True", True), (", expert_model_parallel: 1", True)):
         own = read_text(f"{text}moe_config: {{expert_num: 8, num_experts_chosen: 2{more}}}\n", "own.yaml")
         assert own.stack_changes.get("experts_across_tp", True) is across
+        assert own.degrees["etp"] == (1 if across else 2)  # weights by class are cut over (ep, mp, 1)
     shared = read_text(text + "moe_config: {expert_num: 8, shared_expert_num: 1}\n", "own.yaml")
     assert shared.model is None and any("shared experts" in said for said in shared.assumptions)
+
+
+def test_a_mindformers_width_follows_from_its_multiplier() -> None:
+    """As Llama 3.1 70B has it: 4 · 8192 · 1.31 · 2 / 3, rounded up to a multiple of 256."""
+    given = {**SHAPE, "hidden_size": 8192, "seq_length": 4096, "type": "LlamaConfig", "ffn_dim_multiplier": 1.3, "multiple_of": 256}
+    fields = ", ".join(f"{name}: {value}" for name, value in given.items() if name != "intermediate_size")
+    job = read_text(OWN_MODEL.format(fields=fields), "own.yaml")
+    assert job.model is not None and job.sizes["mlp_width"] == 28672
+
+
+def test_slices_of_sequences_in_a_pipeline_have_no_price() -> None:
+    fields = ", ".join(f"{name}: {value}" for name, value in {**SHAPE, "seq_length": 4096, "type": "LlamaConfig"}.items())
+    text = OWN_MODEL.format(fields=fields) + "parallel: {pipeline_config: {pipeline_scheduler: seqpipe}}\n"
+    found = check(read_text(text, "own.yaml"), cluster="atlas-800t-a2", best=False)
+    assert found.legal and found.priced is None and "slices of sequences" in found.unpriced[0]
 
 
 def test_mindformers_models_by_class_take_sequence_parallelism_without_tp() -> None:
@@ -598,3 +616,32 @@ def test_a_switch_before_a_word_of_its_own_is_off() -> None:
     """Of torchtitan's command line, whose activation checkpointing is named by a word."""
     text = "torchrun --parallelism.tensor_parallel_degree 2 --parallelism.no-enable-sequence-parallel activation-checkpoint:none"
     assert read_text(text, "job").choices["sequence_parallel"] == "false"
+
+
+def test_a_recipe_s_name_says_its_model_and_precision() -> None:
+    """A model is known by the beginning of its name where no other begins so."""
+    line = "python run_recipe.py --recipe {} model.tensor_model_parallel_size=2 model.seq_length=4096"
+    nano = read_text(line.format("nemotron_3_nano_pretrain_mxfp8_config"), "job")
+    assert (nano.model_name, nano.precision) == ("nemotron-3-nano-30b-a3b", "fp8")
+    several = read_text(line.format("qwen3_pretrain_config"), "job")
+    assert (several.model_name, several.precision) == (None, "bf16")
+    asked = read_text(line.format("llama31_8b_pretrain_bf16_config") + " mixed_precision=bf16_with_mxfp8_mixed", "job")
+    assert (asked.model_name, asked.precision) == ("llama-3.1-8b", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("more", "apart"),
+    [
+        ("--config llama3_8b", ("norm", "activation", "rotary", "loss")),
+        ("--config llama3_8b --compile.enable", ()),
+        ("--config llama3_8b --compile.enable --compile.components loss", ("norm", "activation", "rotary")),
+        ("--config llama3_8b --compile.no-enable", ("norm", "activation", "rotary", "loss")),
+    ],
+)
+def test_torchtitan_compiles_what_it_is_told_to(more: str, apart: tuple[str, ...]) -> None:
+    """It is off by default, and on it is the model and the loss; the deepseek_v3 configurations compile their loss alone."""
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module {} {} --training.seq_len 4096"
+    job = read_text(line.format("llama3", more), "job")
+    assert job.stack_changes["eager_kernels"] == apart and not job.unknown
+    own = read_text(line.format("deepseek_v3", "--config deepseek_v3_16b"), "job")
+    assert own.stack_changes["eager_kernels"] == ("norm", "activation", "rotary")

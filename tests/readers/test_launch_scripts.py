@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import Job, read_job, read_text
 from paraplan.optimizer.readers.arguments import empty_words, options
 from paraplan.optimizer.readers.shell import read_script, shown
@@ -251,15 +252,30 @@ def test_ms_swift_has_its_own_defaults(switch: str) -> None:
     assert read_text(SWIFT.format(switch, "--use_distributed_optimizer false"), "job").choices["optimizer_sharding"] == "none"
 
 
+@pytest.mark.parametrize(("nodes", "devices"), [("", 8), ("NNODES=2 ", 16), ("NNODES=$WORLD_SIZE ", None)])
+def test_ms_swift_starts_one_server_unless_told_of_more(nodes: str, devices: int | None) -> None:
+    text = SWIFT.format("true", "").replace("NNODES=2 ", nodes)
+    assert read_text(text, "job").devices == devices
+    if not nodes:  # another command that starts fewer leaves it open
+        assert read_text(f"{text}\nNPROC_PER_NODE=1 swift infer", "job").devices is None
+
+
 def test_options_with_underscores_are_those_with_hyphens() -> None:
     job = read_text("torchrun --nproc_per_node 8 x.py --tensor_model_parallel_size 4 --micro_batch_size 2", "job")
     assert (job.format, job.devices, job.unknown) == ("megatron-lm", 8, ())
     assert {"tp": 4, "micro_batch": 2}.items() <= job.degrees.items()
 
 
-def test_a_framework_that_is_not_read_is_named() -> None:
-    text = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4"
-    with pytest.raises(InputError, match="is verl's, which is not read"):
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        ("NPROC_PER_NODE=4 swift sft --model Qwen/Qwen3-8B --deepspeed zero3", "ms-swift's Transformers trainer"),
+        ("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\ndeepspeed: ds_z3_config.json", "LLaMA-Factory"),
+        ("base_model: NousResearch/Llama-3.2-1B\nsequence_len: 2048\ndeepspeed: zero3.json", "Axolotl"),
+    ],
+)
+def test_a_trainer_that_is_not_read_is_named(text: str, whose: str) -> None:
+    with pytest.raises(InputError, match=f"is {whose}'s, which is not read; give the DeepSpeed JSON"):
         read_text(text, "job")
 
 
@@ -308,3 +324,24 @@ def test_processes_that_are_guessed_from_variables_are_told() -> None:
     job = read_text("NNODES=4\nGPUS_PER_NODE=8\npython x.py --num-layers 8 --micro-batch-size 1", "run.sh")
     assert job.devices == 32
     assert any(each.startswith("32 processes: by GPUS_PER_NODE and NNODES of the script") for each in job.assumptions)
+
+
+def test_ms_swift_on_ascend_stands_on_a_later_megatron_core() -> None:
+    """It pins Megatron-LM 0.16 there, which shares KV heads between TP ranks, and Megatron's parser never sees its options."""
+    text = "export ASCEND_RT_VISIBLE_DEVICES=0,1,2,3\nNPROC_PER_NODE=4 megatron sft --num_layers 8 --hidden_size 2048 --bf16 true "
+    text += "--num_attention_heads 16 --group_query_attention true --num_query_groups 2 --tensor_model_parallel_size 4 "
+    text += "--sequence_parallel true --optimizer_cpu_offload true"
+    found = check(read_text(text, "sft.sh"), cluster="atlas-800t-a2", best=False)
+    assert found.format == "megatron-lm" and found.legal, found.broken
+    experts = f"{text} --num_experts 512 --moe_router_topk 8 --moe_ffn_hidden_size 512"
+    assert {each.rule for each in check(read_text(experts, "a"), cluster="atlas-800t-a2", best=False).broken} == {"P004"}
+    own = read_text(text.replace("megatron sft", "torchrun x.py").replace("_", "-"), "sft.sh", form="mindspeed-llm")
+    assert {each.rule for each in check(own, best=False).broken} >= {"C021d"}
+
+
+def test_what_is_rolled_out_has_no_length_of_its_own() -> None:
+    """8191 tokens do not divide by TP; Megatron's RL pads what it generates."""
+    line = "torchrun --nproc_per_node 8 train_rl.py --num-layers 8 --hidden-size 1024 --num-attention-heads 8 --bf16 "
+    line += "--seq-length 8191 --tensor-model-parallel-size 8 --sequence-parallel --micro-batch-size 1 --global-batch-size 8"
+    assert {each.rule for each in check(read_text(line, "rl.sh"), best=False).broken} == {"C041"}
+    assert check(read_text(f"{line} --perform-rl-step", "rl.sh"), best=False).legal

@@ -116,6 +116,7 @@ def test_what_only_training_needs_is_not_asked_of_a_server() -> None:
         "python convert_ckpt_v2.py --load-model-type hf --save-model-type mg --num-layers-per-virtual-pipeline-stage 2",
         "python examples/convert_ckpt_x_mcore2hf.py --num-layers 64 --num-layers-per-virtual-pipeline-stage 2 --noop-layers 63",
         "torchrun --nproc_per_node 8 hf2mcore_x.py --num-layers 32 --tensor-model-parallel-size 4",
+        "megatron export --model Qwen/Qwen3-8B --to_hf true --tensor_model_parallel_size 2",
     ],
 )
 def test_a_checkpoint_that_is_converted_is_no_training(command: str) -> None:

@@ -1,0 +1,315 @@
+"""What is legal near a job: values of one column that meet a broken rule, and the fewest changes after which none is broken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...search_spaces.choices import divisors
+from ...search_spaces.conditions import nearest_two
+from ...search_spaces.expressions import Column, Expression, evaluate, names_in
+from ...search_spaces.quantities import DERIVED
+from ...search_spaces.rulebook import Rule
+from ...search_spaces.vocabulary import SCHEDULES, SHARDINGS
+from ..readers.splits import first_last_counts
+from .known import WHOLE, Known
+
+FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
+VARIED = (*FRAME, "vpp", "micro_batch", "global_batch", "seq_len")
+"""Columns of which legal values near the given ones are looked for, in the order in which they are told."""
+GRID = {"tp", "cp", "pp", "dp"}
+MOVING = {*VARIED, *DERIVED, "num_microbatches", "edp", "sequence_parallel", "placed_blocks", "split_form", "schedule"}
+"""What changes with those."""
+KEPT_AT_ONE = ("cp", "ep", "etp", "vpp")
+"""Columns that stay at 1 where they are: nearest means with what the job uses."""
+TRAINED = {"global_batch", "seq_len"}
+BY_CHUNKS = PLAIN, INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved")
+"""Schedules of which the one follows from a single chunk a stage, the other from several."""
+MOST_ROWS = 200_000
+DEEPEST = 4096
+"""Stages of the deepest pipeline that is thought of."""
+WORDED = {
+    "stack schedule": ("schedule", "schedule", SCHEDULES),
+    "stack sharding": ("sharding", "optimizer_sharding", SHARDINGS),
+}
+"""Rules of what the stack offers: the column that each reads, the layout's name for it, and its words."""
+WANTED, MOST_CHANGED = 3, 4
+MOST_TOLD = 12
+"""Legal values of one column that are listed."""
+
+
+Changed = dict[str, int | str]
+"""A change of some columns of a layout: numbers, and words."""
+
+
+def nearest(found: Known, ids: Set[str]) -> list[Changed]:
+    """Changes of columns after which no rule that can be judged is broken: of few columns first, then the least far; those of the
+    batch or the sequence, which change what is trained, last. `ids` are the rules that are broken.
+    """
+    worded = next((rule for rule in found.rules if rule.id in ids and rule.id in WORDED), None)
+    return _by_numbers(found, ids) if worded is None else _by_words(found, worded, ids)
+
+
+def _by_words(found: Known, rule: Rule, ids: Set[str]) -> list[Changed]:
+    """Changes in which another word meets a rule of what the stack offers, with what that changes of the rules that are broken."""
+    column, name, vocabulary = WORDED[rule.id]
+    options: list[Changed] = []
+    for code in _offered(found, rule):
+        moved = replace(found, values={**found.values, **_said(column, code)})
+        rest = {*ids} - {each.id for each in found.failed} | {each.id for each in moved.failed}
+        options += [{name: _word(vocabulary[code], change), **change} for change in (nearest(moved, rest) if rest else [{}])]
+    return _least(sorted(options, key=len))
+
+
+def _word(word: str, change: Changed) -> str:
+    """The word beside a change; whether chunks are interleaved follows from their number."""
+    follows = word in (SCHEDULES[code] for code in BY_CHUNKS) and "vpp" in change
+    return SCHEDULES[INTERLEAVED if int(change["vpp"]) > 1 else PLAIN] if follows else word
+
+
+def _least(changes: Sequence[Changed]) -> list[Changed]:
+    """The first of the changes that do not hold another one and more."""
+    enough = [change for change in changes if not any(each and each.items() < change.items() for each in changes)]
+    return enough[:WANTED]
+
+
+def words_meeting(found: Known, rule: Rule, rules: Sequence[Rule]) -> dict[str, tuple[str, ...]]:
+    """For a rule of what the stack offers the words that meet the rules with all else as it is."""
+    if rule.id not in WORDED:
+        return {}
+    column, name, vocabulary = WORDED[rule.id]
+    moved = [(code, {**found.values, **_said(column, code)}) for code in _offered(found, rule)]
+    fine = [
+        vocabulary[code]
+        for code, values in moved
+        if all(each.condition.mask(values) for each in rules if each.names <= values.keys())
+    ]
+    return {name: tuple(fine)} if fine else {}
+
+
+def _offered(found: Known, rule: Rule) -> list[int]:
+    """Words of a column that the stack offers, the nearest first; shards of HSDP need a size, which no word says."""
+    column, _, vocabulary = WORDED[rule.id]
+    codes = [code for code, name in enumerate(vocabulary) if name != "hsdp" and rule.condition.mask({column: code})]
+    return sorted(codes, key=lambda code: (abs(code - found.values[column]), code))
+
+
+def _said(column: str, code: int) -> dict[str, int]:
+    return {column: code, "hsdp": 0} if column == "sharding" else {column: code}
+
+
+def _by_numbers(found: Known, ids: Set[str]) -> list[Changed]:
+    """Changes of the columns that are numbers, and of sequence parallelism."""
+    found = replace(found, values={**found.values, **found.sayable})
+    named = {name for rule in found.rules if rule.id in ids for name in rule.names & set(VARIED)}
+    touched = {name for rule in found.rules if rule.id in ids for name in varied(rule)}
+    options = _without_columns(found, ids)
+    recut = any(not change for _, _, change in options)
+    if touched & GRID and not recut:  # one degree takes another with it, and the batch
+        touched |= {*GRID, "ep", "micro_batch", "global_batch"}
+    for unused in (set[str](), named & set(KEPT_AT_ONE)):  # what the job does not use is taken up only where nothing else helps
+        columns = [name for name in VARIED if name in touched and (_may_vary(found, name) or name in unused & found.values.keys())]
+        free = {name: _able(found, name) for name in columns}
+        for size in range(1, MOST_CHANGED + 1):
+            if options and (size == MOST_CHANGED or (len(options) >= WANTED and any(_keeps_training(o) for o in options))):
+                break
+            for names in combinations(free, size):
+                options += [(size, far, {**change}) for far, change in _legal_changes(found, {name: free[name] for name in names})]
+        if options:
+            break
+    order = sorted(options, key=lambda o: (not _keeps_training(o), o[0], o[1], sorted(o[2].items())))
+    return _least([change for _, _, change in order])
+
+
+Option = tuple[int, float, Changed]
+"""How many columns a change has, how far they are moved, and the change."""
+
+
+def _keeps_training(option: Option) -> bool:
+    return not TRAINED & option[2].keys()
+
+
+def _without_columns(found: Known, ids: Set[str]) -> list[Option]:
+    """What mends a job without another degree: an uneven cut, and sequence parallelism."""
+    options: list[Option] = []
+    if ids == {"C060"} and _legal(found, {"pp": np.array([found.values["pp"]])}, found.rules)[0]:
+        options.append((0, 0.0, {}))  # the same layout with stages cut in another way
+    read = {name for rule in found.rules if rule.id in ids for name in rule.names}
+    if found.values.get("sequence_parallel") == 0 and found.values["tp"] > 1 and "sequence_parallel" in read:
+        on: Changed = {"sequence_parallel": 1}
+        if _legal(found, {"sequence_parallel": np.array([1])}, found.rules)[0] and ids <= set(found.ids):
+            options.append((0, 0.0, on))
+    return options
+
+
+def _may_vary(found: Known, name: str) -> bool:
+    if name == "dp" and found.dp_follows:
+        return False
+    return name in found.values and not (name in KEPT_AT_ONE and found.values[name] == 1)
+
+
+def varied(rule: Rule) -> set[str]:
+    names = set(rule.names)
+    if names & {"devices_used", "edp"}:
+        names |= {"tp", "cp", "pp", "dp"}
+    if "dp" in names or "num_microbatches" in names:
+        names |= {"tp", "cp", "pp", "dp"}
+    if "num_microbatches" in names:
+        names |= {"micro_batch", "global_batch"}
+    if "schedule" in names:  # which several chunks make the interleaved one
+        names |= {"vpp"}
+    return names
+
+
+def _able(found: Known, name: str) -> list[int]:
+    """Other values of a column that divide the devices, where it is a degree of the grid, and break no rule by themselves."""
+    devices = found.values.get("devices")
+    others = [v for v in _candidates(found, name) if v != found.values[name]]
+    if name in FRAME and devices is not None:
+        others = [v for v in others if devices % v == 0]
+    alone = [rule for rule in found.rules if rule.names & MOVING == {name}]
+    mask = np.ones(len(others), dtype=bool)
+    for rule in alone if others else ():
+        if rule.names <= found.values.keys():
+            mask &= rule.condition.mask({**found.values, name: np.array(others, dtype=np.int64)})
+    return [v for v, fine in zip(others, mask, strict=True) if fine]
+
+
+def _legal_changes(found: Known, free: Mapping[str, Sequence[int]]) -> list[tuple[float, dict[str, int]]]:
+    """(distance, change) of the best few legal rows in which exactly these columns differ, each to one of its values."""
+    names, lists = list(free), list(free.values())
+    if not all(lists) or math.prod(map(len, lists)) > MOST_ROWS:
+        return []
+    columns = _grid(names, lists)
+    mask = _legal(found, columns, found.rules)
+    far = np.sum([np.abs(np.log2(columns[name] / found.values[name])) for name in names], axis=0)
+    rows = np.nonzero(mask)[0]
+    near = rows[np.argsort(far[rows], kind="stable")[: 4 * WANTED]]
+    found_changes = [(float(far[row]), {name: int(columns[name][row]) for name in names}) for row in near]
+    return [(distance, change) for distance, change in found_changes if _cut_well(found, change)][:WANTED]
+
+
+def _cut_well(found: Known, change: Mapping[str, int]) -> bool:
+    """Whether the layers divide evenly, or so nearly that a first and a last stage of their own take up the rest."""
+    values = {**found.values, **change}
+    if not found.sayable or "layers" not in values or values["layers"] % (values["pp"] * values["vpp"]) == 0:
+        return True
+    return first_last_counts(values["layers"], values["pp"]) is not None
+
+
+def meeting(found: Known, rule: Rule, rules: Sequence[Rule], whole: bool) -> dict[str, list[int]]:
+    """For each column of a rule the values that meet the rules with all else as it is."""
+    legal: dict[str, list[int]] = {}
+    for name in VARIED:
+        if name in varied(rule) and (name == "pp" or _may_vary(found, name)):
+            candidates = _candidates(found, name)
+            mask = _legal(found, {name: np.array(candidates, dtype=np.int64)}, rules, whole)
+            legal[name] = [value for value, fine in zip(candidates, mask, strict=True) if fine]
+    return {name: values for name, values in legal.items() if values}
+
+
+def reached(found: Known, rule: Rule, of: Expression, legal: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """The two nearest values of an expression that a legal value of one column makes it, all else that the rule reads as it is."""
+    rest = {name: found.values[name] for name in rule.names - names_in(of)}
+    values: set[int] = set()
+    for name, each in legal.items():
+        moved = _following(found, {name: np.array(each, dtype=np.int64)})
+        if rest.keys() <= moved.keys():
+            same = np.ones(len(each), dtype=bool)
+            for other, given in rest.items():
+                same &= moved[other] == given
+            values |= set(np.broadcast_to(evaluate(of, moved), len(each))[same].tolist())
+    return nearest_two(int(evaluate(of, found.values)), values)
+
+
+def told(found: Known, legal: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Of many values those nearest to the given."""
+    told = {}
+    for name, values in legal.items():
+        near = sorted(values, key=lambda value: (abs(math.log2(value / found.values[name])), value))
+        told[name] = tuple(sorted(near[:MOST_TOLD]))
+    return told
+
+
+def can_be_met(found: Known, rule: Rule, names: Sequence[str]) -> bool:
+    """Whether any values of these columns meet a rule; so many that they are not tried are taken to hold one that does."""
+    lists = [sorted({found.values[name], *_able(found, name)}) for name in names]
+    if math.prod(map(len, lists)) > MOST_ROWS:
+        return True
+    return bool(_legal(found, _grid(names, lists), (rule,), whole=rule.id in WHOLE).any())
+
+
+def _grid(names: Sequence[str], lists: Sequence[Sequence[int]]) -> dict[str, npt.NDArray[np.int64]]:
+    meshes = np.meshgrid(*(np.array(values, dtype=np.int64) for values in lists), indexing="ij")
+    return {name: mesh.reshape(-1) for name, mesh in zip(names, meshes, strict=True)}
+
+
+def _legal(
+    found: Known, columns: Mapping[str, npt.NDArray[np.int64]], rules: Iterable[Rule], whole: bool = True
+) -> npt.NDArray[np.bool_]:
+    """Which rows of changed columns meet the rules, what follows worked out anew; `whole`: and divide devices and batch."""
+    values = _following(found, columns)
+    mask = np.ones(len(next(iter(columns.values()))), dtype=bool)
+    if whole and found.dp_follows and "devices" in values:
+        mask &= values["devices"] % (values["tp"] * values["cp"] * values["pp"]) == 0
+    if whole and {"dp", "micro_batch", "global_batch"} <= values.keys():
+        mask &= values["global_batch"] % (values["micro_batch"] * values["dp"]) == 0
+    if "layers" in values and "splits_free" in found.sayable:  # an uneven cut is looked for without interleaving only
+        mask &= (values["vpp"] == 1) | (values["layers"] % (values["pp"] * values["vpp"]) == 0)
+    for rule in rules:
+        if rule.names <= values.keys():
+            mask &= rule.condition.mask(values)
+    return mask
+
+
+def _following(found: Known, columns: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Column]:
+    """All columns where some are changed: dp, micro-batches and the schedule follow, and what is derived."""
+    values: dict[str, Column] = {**found.values, **columns}
+    if found.dp_follows and "devices" in values:
+        values["dp"] = np.maximum(values["devices"] // (values["tp"] * values["cp"] * values["pp"]), 1)
+    if {"dp", "micro_batch", "global_batch"} <= values.keys():
+        values["num_microbatches"] = values["global_batch"] // (values["micro_batch"] * values["dp"])
+    if "sequence_parallel" in values and "tp" in columns:
+        values["sequence_parallel"] = np.where(columns["tp"] > 1, values["sequence_parallel"], 0)
+    if "vpp" in columns and values["schedule"] in BY_CHUNKS:
+        values["schedule"] = np.where(columns["vpp"] > 1, INTERLEAVED, PLAIN)
+    values |= {name: evaluate(e, values) for name, e in DERIVED.items() if names_in(e) <= values.keys()}
+    if {"pp", "vpp"} & columns.keys():
+        values.pop("placed_blocks", None)
+        values.pop("split_form", None)
+    return values
+
+
+def _candidates(found: Known, name: str) -> list[int]:
+    """What a column may be, near and far."""
+    values, given = found.values, found.values[name]
+    devices = values.get("devices", 8 * given)
+    if name == "pp":
+        deepest = values.get("blocks", 8 * given)
+        return list(range(1, min(deepest, values.get("devices", deepest), DEEPEST) + 1))
+    if name == "ep":
+        return divisors(values["experts"]) if values.get("experts") else divisors(devices)
+    if name == "vpp":
+        return list(range(1, min(values.get("blocks", 8 * given), 64) + 1))
+    if name == "micro_batch":
+        return [v for v in divisors(values.get("global_batch", given)) if v <= 8 * given]
+    if name in ("global_batch", "seq_len"):
+        return _multiples(found, name)
+    return divisors(devices)
+
+
+def _multiples(found: Known, name: str) -> list[int]:
+    """The multiples next to a batch or a length that the degrees divide."""
+    v = found.values
+    if name == "global_batch":
+        step = v.get("dp", 1) * v.get("micro_batch", 1) * (v["pp"] if v["vpp"] > 1 else 1)
+        least = step * (v["pp"] if v["vpp"] == 1 else 1)
+        steps = {step, *(dp * v.get("micro_batch", 1) for dp in divisors(v.get("devices", 1)))}
+        return sorted({-(-v[name] // each) * each for each in steps} | {v[name] // step * step, least, 2 * least} - {0})
+    step = v["cp"] * math.lcm(2 if v["cp"] > 1 else 1, v["tp"])
+    return sorted({each for each in (v[name] // step * step, -(-v[name] // step) * step) if each > 0})

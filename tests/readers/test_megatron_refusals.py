@@ -1,0 +1,144 @@
+"""Options of Megatron-LM that contradict each other: it stops on each of these, and starts on what stands beside it.
+
+Read off validate_args of megatron/training/arguments.py and the checks of TransformerConfig and OptimizerConfig.
+"""
+
+from __future__ import annotations
+
+import pytest
+from paraplan.optimizer.checking.checked import Checked
+from paraplan.optimizer.checking.checker import check
+from paraplan.optimizer.readers import read_text
+
+DENSE = "--bf16 --num-layers 8 --hidden-size 1024 --num-attention-heads 8 --seq-length 4096 --use-distributed-optimizer"
+MOE = f"{DENSE} --num-experts 8 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2"
+ALLGATHER = MOE.replace("alltoall", "allgather")
+TP_OVERLAP = "--tp-comm-overlap --sequence-parallel"
+FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+LEARNED = f"{DENSE} --position-embedding-type learned_absolute"
+ACT = "--recompute-granularity selective --recompute-modules moe_act"
+TORCH_FSDP = (
+    f"{DENSE.removesuffix('--use-distributed-optimizer')} --use-torch-fsdp2 --untie-embeddings-and-output-weights "
+    "--no-gradient-accumulation-fusion"
+)
+
+
+def judged(line: str, framework: str = "megatron-lm") -> Checked:
+    return check(read_text(f"torchrun pretrain_gpt.py {line}", "job.sh", form=framework), best=False)
+
+
+def rules(line: str, framework: str = "megatron-lm") -> list[str]:
+    return [each.rule for each in judged(line, framework).broken]
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "right"),
+    [
+        ("C043", f"{DENSE} --max-position-embeddings 2048", f"{DENSE} --max-position-embeddings 4096"),
+        ("C024", f"{DENSE.replace('-heads 8', '-heads 6')}", f"{DENSE.replace('-heads 8', '-heads 6')} --kv-channels 128"),
+        ("C021", f"{DENSE} --group-query-attention --num-query-groups 3", f"{DENSE} --num-query-groups 3"),
+        ("C082", f"{MOE} --moe-router-topk 9", f"{MOE} --moe-router-topk 8"),
+        ("C082", f"{DENSE} --num-experts 1", f"{DENSE} --num-experts 1 --moe-router-topk 1"),
+        ("C082", f"{MOE} --moe-router-num-groups 3 --moe-router-group-topk 1", f"{MOE} --moe-router-num-groups 3"),
+        (
+            "C082",
+            f"{MOE} --moe-router-num-groups 4 --moe-router-group-topk 5",
+            f"{MOE} --moe-router-num-groups 4 --moe-router-group-topk 4",
+        ),
+        ("C068", f"{LEARNED} --mtp-num-layers 1", f"{LEARNED} --mtp-num-layers 1 --use-rotary-position-embeddings"),
+        ("C121", f"{DENSE} --fp8-param-gather", f"{DENSE} --fp8-param-gather --fp8-format hybrid"),
+        (
+            "C121",
+            f"{DENSE.replace('--use-distributed-optimizer', '')} --fp8-param-gather --fp8-format hybrid",
+            f"{TORCH_FSDP} --fp8-param-gather",
+        ),
+        ("C121", f"{DENSE} --fp8-format hybrid --fp4-format e2m1", f"{DENSE} --fp4-format e2m1"),
+        ("C130", f"{DENSE} {TP_OVERLAP}", f"{DENSE} {TP_OVERLAP} --tensor-model-parallel-size 2"),
+        ("C083", f"{ALLGATHER} --moe-shared-expert-overlap", f"{MOE} --moe-shared-expert-overlap"),
+        ("C083", f"{MOE} --moe-enable-deepep", f"{MOE.replace('alltoall', 'flex')} --moe-enable-deepep"),
+        ("C123", f"{DENSE} --exp-avg-dtype bf16", f"{DENSE} --exp-avg-dtype bf16 --use-precision-aware-optimizer"),
+        ("C101", f"{MOE} {ACT}", f"{MOE} {ACT} --moe-grouped-gemm"),
+        ("C108", f"{DENSE} --use-megatron-fsdp", f"{DENSE} --use-megatron-fsdp --ckpt-format fsdp_dtensor"),
+        ("C107", f"{TORCH_FSDP} --pipeline-model-parallel-size 2", TORCH_FSDP),
+        ("C107", f"{TORCH_FSDP} --use-distributed-optimizer", TORCH_FSDP),
+        ("C107", TORCH_FSDP.replace("--untie-embeddings-and-output-weights", ""), TORCH_FSDP),
+        ("C103", f"{DENSE} --cpu-offloading-num-layers 2 {FULL}", f"{DENSE} --cpu-offloading-num-layers 0 {FULL}"),
+        (
+            "C102",
+            f"{DENSE} --distribute-saved-activations {FULL}",
+            f"{DENSE} --distribute-saved-activations {FULL} --tensor-model-parallel-size 2",
+        ),
+        (
+            "C064",
+            f"{DENSE} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",
+            f"{DENSE} --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",
+        ),
+    ],
+)
+def test_what_contradicts_is_refused(rule: str, wrong: str, right: str) -> None:
+    assert rule in rules(wrong)
+    assert rule not in rules(right)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ((" --expert-model-parallel-size 2", ""), "needs ep > 1"),
+        (("alltoall", "allgather"), "not allgather"),
+        (("--bf16", "--bf16 --pipeline-model-parallel-size 2"), "needs chunks of stages"),
+        (("--bf16", f"--bf16 {FULL}"), "full recompute"),
+        (("--bf16", "--bf16 --moe-shared-expert-overlap"), "--moe-shared-expert-overlap"),
+        (("--bf16", "--bf16 --mtp-num-layers 2"), "more than one MTP layer"),
+    ],
+)
+def test_paired_passes_ask_much_of_a_job(changed: tuple[str, str], words: str) -> None:
+    line = f"{MOE} --overlap-moe-expert-parallel-comm"
+    assert "C084" not in rules(line)
+    found = [each.sentence for each in judged(line.replace(*changed)).broken if each.rule == "C084"]
+    assert len(found) == 1 and words in found[0]
+
+
+def test_hybrid_cp_is_told_how_wide_its_levels_are() -> None:
+    line = f"{DENSE} --context-parallel-size 4 --cp-comm-type a2a+p2p"
+    (missing,) = judged(line).broken
+    assert missing.rule == "C045" and "--hierarchical-context-parallel-sizes" in missing.sentence
+    (wrong,) = judged(f"{line} --hierarchical-context-parallel-sizes 2 4").broken
+    assert wrong.rule == "C045" and "multiply to 8, CP's size is 4" in wrong.sentence and "Megatron-LM" in wrong.source
+    assert not rules(f"{line} --hierarchical-context-parallel-sizes 2 2")
+
+
+def test_recompute_activations_is_selective_whatever_else_is_given() -> None:
+    """It overwrites the granularity, so that a method beside it is refused."""
+    found = judged(f"{DENSE} --recompute-activations {FULL}")
+    assert [each.rule for each in found.broken] == ["C100"] and "selective recompute takes no" in found.broken[0].sentence
+    assert judged(f"{DENSE} --recompute-activations --recompute-granularity full").given["recompute"] == "selective:core_attn"
+
+
+def test_a_bf16_job_gathers_two_bytes_of_a_weight() -> None:
+    for more, expected in (("", None), ("--fp8-format hybrid", 1)):
+        job = read_text(f"torchrun pretrain_gpt.py {DENSE} --fp8-param-gather {more}", "job.sh", form="megatron-lm")
+        assert job.stack_changes.get("gathered_weight_bytes") == expected
+
+
+def test_what_another_file_may_hold_is_no_refusal() -> None:
+    found = judged(f"{DENSE} --fp8-param-gather $MORE_ARGS")
+    assert not found.broken and any("--fp8-param-gather needs" in said for said in found.advice)
+
+
+def test_groups_of_queries_without_their_switch_do_nothing() -> None:
+    assert any("--num-query-groups 2 does nothing" in said for said in judged(f"{DENSE} --num-query-groups 2").advice)
+
+
+def test_a_misspelt_option_is_told_which_was_meant() -> None:
+    assert judged(f"{DENSE} --sequnce-parallel --tensor-model-paralel-size 2").unknown == (
+        "--sequnce-parallel (did you mean --sequence-parallel?)",
+        "--tensor-model-paralel-size 2 (did you mean --tensor-model-parallel-size?)",
+    )
+    assert judged(f"{DENSE} --sequence-paralell").unknown == ("--sequence-paralell (did you mean --sequence-parallel?)",)
+
+
+def test_chunks_that_rest_on_an_open_number_of_layers_are_told() -> None:
+    line = DENSE.replace("--num-layers 8", "--num-layers ${L[$SIZE]} --pipeline-model-parallel-size 2")
+    found = judged(f"{line} --num-layers-per-virtual-pipeline-stage 3")
+    assert any(each.startswith("--num-layers-per-virtual-pipeline-stage 3") for each in found.unresolved)
+    assert not any("virtual" in each for each in judged(line).unresolved)
