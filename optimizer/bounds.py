@@ -28,7 +28,7 @@ from ..search_spaces.enumeration import Frames, Space
 from ..search_spaces.groups import INNERMOST
 from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Bools, Floats, Ints, LayoutTable
 from ..search_spaces.row_keys import distinct_rows
-from .stages import cut_family, cut_rules
+from .stages import cut_rules, roomy_family
 
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
 ZERO2 = SHARDINGS.index("zero2")
@@ -113,7 +113,7 @@ def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
             part = rows.take(some)
             (pp, vpp, schedule), m = part.shape, part.column("num_microbatches")
             if by_replay(part):
-                family = cut_family(model, part)
+                family = roomy_family(model, part)
                 bound[some] = np.min([busiest_s(part, family[:, way]) for way in range(family.shape[1])], axis=0)
                 continue
             ruled, counted = cut_rules(model, part)

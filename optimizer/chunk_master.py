@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..cost_models.timeline import Floats, Ints
-from .chunking import STATES, Below, Chunking, turning
+from .chunking import STATES, Below, Chunking, held_by, turning
 from .solving import deterministic_solver, keep_legal
 
 RESOLUTION = 1 << 36
@@ -137,8 +137,8 @@ class Master:
         for stage, variable in enumerate(held):
             own = of.place[:, stage].tolist()
             self._model.add(variable == sum(by_chunk[c] for by_choice in self._counts for by_chunk in by_choice for c in own))
-            *_, (_, longest) = turning(of, stage)
-            units = np.floor(self._asked_s(longest, own) / self._unit_s).astype(np.int64).tolist()
+            asked_s = np.max([self._asked_s(below, own) for _, below in turning(of, stage)], axis=0)
+            units = np.floor(np.minimum(asked_s / self._unit_s, 2.0 * RESOLUTION)).astype(np.int64).tolist()
             asked = self._model.new_int_var(0, RESOLUTION, f"asked {stage}")
             self._model.add_element(variable, units, asked)
             self._model.add(self._done >= asked)
@@ -146,20 +146,22 @@ class Master:
 
     def _asked_s(self, below: Below, own: list[int]) -> Floats:
         """What a path takes at least where some chunks hold so many blocks together, (blocks+1,): the cheapest runs of blocks that
-        they could be.
+        they could be, with what is to be left for the others; infinite for so few or so many that there are none.
         """
         fixed, by_choice = self._linear(below)
         each = by_choice.min(axis=1)  # (kinds, chunks)
-        anywhere = each.min(axis=1)
+        anywhere, blocks, least = each.min(axis=1), len(self._of.order), self._of.cutting.least
+        others = np.delete((each - anywhere[:, None]).min(axis=0) * least, own).sum()
         total = np.zeros(1)
         for chunk in own:
-            work = (each[:, chunk] - anywhere) @ self._of.running
-            runs = np.array([0.0, *((work[length:] - work[:-length]).min() for length in range(1, len(work)))])
+            begin, end = int(least[:chunk].sum()), blocks - int(least[chunk + 1 :].sum())
+            work = ((each[:, chunk] - anywhere) @ self._of.running)[begin : end + 1]
+            runs = np.full(blocks + 1, np.inf)
+            for length in range(int(least[chunk]), len(work)):
+                runs[length] = (work[length:] - work[: len(work) - length]).min()
             sums = total[:, None] + runs  # of so many blocks before and so many here
-            total = np.array([np.diagonal(sums[:, ::-1], offset).min() for offset in range(len(work) - 1, -len(total), -1)])[
-                : len(work)
-            ]
-        return np.asarray(np.maximum(fixed + anywhere @ self._of.running[:, -1] + total, 0.0))
+            total = np.array([np.diagonal(sums[:, ::-1], offset).min() for offset in range(blocks, blocks - len(runs), -1)])
+        return np.asarray(np.maximum(fixed + anywhere @ self._of.running[:, -1] + others + total, 0.0))
 
     def _mix_kinds(self) -> None:
         """What a chunk holds of a kind is about its share of what it holds: at least as in the leanest run of so many blocks, and
@@ -214,30 +216,15 @@ class Master:
     def _limit_memory(self) -> None:
         of, model = self._of, self._model
         for stage in range(of.pp):
-            states, own = of.own(stage), of.place[:, stage]
-            for held in of.held_at[stage]:
-                counted = np.concatenate([held, np.zeros(2 * len(own) - len(held))]).reshape(2, -1)
-                saved, kept = (np.bincount(own, weights=each, minlength=of.chunks) for each in counted)
-                each, fixed = np.zeros((*of.blocks.backward_s.shape, of.chunks)), float(of.fixed_bytes[stage])
-                for name, weight in (("state_bytes", states), ("saved_bytes", saved), ("kept_bytes", kept)):
-                    blocks, ends = of.blocks.of(name), of.ends.of(name)
-                    if blocks is not None and ends is not None:
-                        each += blocks[:, :, None] * weight
-                        fixed += float(ends[:, 0] @ weight[[0, -1]])
+            for weights in held_by(of, stage):
+                fixed, each = of.linear(weights, float(of.fixed_bytes[stage]))
                 units = np.ceil(each / BYTES).astype(np.int64)
                 terms = [int(units[k, r, c]) * self._counts[k][r][c] for k, r, c in np.argwhere(units).tolist()]
                 model.add(sum(terms) <= int(np.floor((of.limit_bytes - fixed) / BYTES)))
 
     def _linear(self, below: Below) -> tuple[float, Floats]:
         """A bound as a constant and seconds per block (kinds, choices, chunks)."""
-        of = self._of
-        fixed, coefficients = below.edges * of.p2p_s, np.zeros((*of.blocks.backward_s.shape, of.chunks))
-        for name, weight in below.weights.items():
-            each, ends = of.blocks.of(name), of.ends.of(name)
-            if each is not None and ends is not None:
-                coefficients += each[:, :, None] * weight
-                fixed += float(ends[:, 0] @ weight[[0, -1]])
-        return fixed, coefficients
+        return self._of.linear(below.weights, below.edges * self._of.p2p_s)
 
     def _hint(self, known: Ints | None) -> None:
         for (k, r, c), value in np.ndenumerate(known if known is not None else np.zeros((0, 0, 0), dtype=np.int64)):

@@ -114,6 +114,16 @@ class Chunking:
         """Blocks of each kind in every chunk, (kinds, chunks), nothing chosen of recompute."""
         return np.diff(self.running[:, np.array(cuts)], axis=1)
 
+    def linear(self, weights: Weights, fixed: float = 0.0) -> tuple[float, Floats]:
+        """What is weighed of all chunks as a constant, with what the ends add, and per block, (kinds, choices, chunks)."""
+        each_block = np.zeros((*self.blocks.backward_s.shape, self.chunks))
+        for name, weight in weights.items():
+            each, ends = self.blocks.of(name), self.ends.of(name)
+            if each is not None and ends is not None:
+                each_block += each[:, :, None] * weight
+                fixed += float(ends[:, 0] @ weight[[0, -1]])
+        return fixed, each_block
+
 
 @dataclass(frozen=True, eq=False)
 class Below:
@@ -181,10 +191,24 @@ def at_least(chunking: Chunking, taken: dict[str, Floats]) -> Iterator[Below]:
     `taken` (chunks,) is of any partition.
     """
     for stage in range(chunking.pp):
-        for path, way_back in turning(chunking, stage):
-            yield way_back
-            yield from (below for _, below in _reduced(chunking, path, taken))
-        yield from (below for _, below in _gathered(chunking, stage, taken))
+        yield from asked_by(chunking, stage, taken)
+
+
+def asked_by(chunking: Chunking, stage: int, taken: dict[str, Floats]) -> Iterator[Below]:
+    """The same of one stage."""
+    for path, way_back in turning(chunking, stage):
+        yield way_back
+        yield from (below for _, below in _reduced(chunking, path, taken))
+    yield from (below for _, below in _gathered(chunking, stage, taken))
+
+
+def held_by(chunking: Chunking, stage: int) -> Iterator[Weights]:
+    """How often a stage holds what each chunk keeps, (chunks,) by name, at every moment when it may be at its fullest."""
+    own = chunking.place[:, stage]
+    for held in chunking.held_at[stage]:
+        counted = np.concatenate([held, np.zeros(2 * len(own) - len(held))]).reshape(2, -1)
+        saved, kept = (np.bincount(own, weights=each, minlength=chunking.chunks) for each in counted)
+        yield {"state_bytes": chunking.own(stage), "saved_bytes": saved, "kept_bytes": kept}
 
 
 def turning(chunking: Chunking, stage: int) -> Iterator[tuple[Path, Below]]:
@@ -206,14 +230,12 @@ def turning(chunking: Chunking, stage: int) -> Iterator[tuple[Path, Below]]:
     before, none = (chunk < stage).astype(np.float64), np.zeros(of.chunks)
     forms: list[tuple[Floats, Floats, int]] = [(before, none, stage)]
     if pipeline.schedule == INTERLEAVED:
-        row, after = chunk // pp, (chunk > of.chunks - pp + stage).astype(np.float64)
-        warm_up = 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1
-        turns = np.clip(warm_up - row * pp, 0, pp) + np.maximum(warm_up - (vpp + row) * pp, 0)
-        begun: Floats = np.asarray(1.0 - np.minimum(turns, m) * of.own(stage))
+        after = (chunk > of.chunks - pp + stage).astype(np.float64)
+        begun, ended = 1.0 - of.own(stage) * np.repeat(pipeline.ends_passes(stage), pp, axis=1)
         across = of.chunks - 1 + pp - 1
-        forms += [(begun, after, across - stage), (after + before, begun - before, across - stage)]
-        if m * vpp > warm_up:
-            forms.append((begun + after, begun + after - before, 2 * (across - stage) - stage))
+        forms += [(begun, after, across - stage), (after + before, ended - before, across - stage)]
+        if m * vpp > pipeline.warm_up(stage):
+            forms.append((begun + after, ended + after - before, 2 * (across - stage) - stage))
     for forward, backward, edges in forms:
         path = Path(stage, {"forward_s": own + forward, "backward_s": own + backward}, edges)
         yield path, Below({"forward_s": own + forward, "backward_s": own + backward + before}, edges + stage)

@@ -8,7 +8,7 @@ optimum (Benders, Numer. Math. 4, 1962, with the replay as subproblem).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +18,8 @@ from ..cost_models.timeline import Floats, Ints
 from ..search_spaces.cutting import Cutting
 from .chunk_master import Master
 from .chunking import PASSES, Below, Chunking, at_least, chunk_seconds, stage_bytes, timed
-from .critical_paths import longest_paths
+from .critical_paths import first_stage_paths
+from .two_chunks import least_of_two
 
 TOLD = 3
 """Stages of a partition whose longest paths are told to CP-SAT."""
@@ -29,6 +30,10 @@ LEANT_PASSES = 1 << 16
 PRICED_AT_ONCE = 256
 """Moves of a walk that are priced together, the most promising first, of which the best is taken: a replay of many takes little
 longer than of a few.
+"""
+OUT_OF_REACH, MOVES_LIKE_THE_LAST = 1e-3, 8
+"""A walk that is to come below a goal ends where it is so far above, as a share, that not even so many moves as good as the last
+would do: moves gain less and less.
 """
 ROUNDS = 40
 """Times that CP-SAT is asked for one partition; what it has proved by then stands."""
@@ -75,6 +80,10 @@ class _Known:
     def met(self) -> bool:
         return self.bound_s >= self.step_s * (1.0 - EQUAL)
 
+    @property
+    def narrow(self) -> bool:
+        return self.bound_s >= self.step_s * (1.0 - NARROW)
+
 
 def best_chunks(
     chunking: Chunking, starts: Sequence[Ints] = (), below_s: float = np.inf, seconds: float = 1.0, least_s: float = 0.0
@@ -90,6 +99,8 @@ def best_chunks(
     for start in starts:
         master.learn(_consider(chunking, start, known))
     known.bound_s = max(known.bound_s, master.relaxed_s())
+    if known.counts is not None and not known.narrow:
+        known.bound_s = least_of_two(chunking, known.counts, known.bound_s, known.step_s)
     rounds = _closed(chunking, master, known, starts, seconds)
     if known.counts is None:
         return None
@@ -111,8 +122,8 @@ def _closed(chunking: Chunking, master: Master, known: _Known, starts: Sequence[
         if known.met or spare <= 0.0:
             return done
         if starts and done == lean_after:
-            master.learn(list(_leaning(chunking, chunk_seconds(chunking, starts[-1]))))
-        if known.counts is None or left > LEAST or known.bound_s >= known.step_s * (1.0 - NARROW):
+            master.learn(_leaning(chunking, chunk_seconds(chunking, starts[-1])))
+        if known.counts is None or left > LEAST or known.narrow:
             found, bound_s = master.best(known.counts, known.step_s, spare)
             known.bound_s = max(known.bound_s, bound_s)
             if found is None:
@@ -134,12 +145,14 @@ def walked(
     price: Callable[[Ints], Floats],
     below: Callable[[Ints, float], Floats],
     most: int = 20,
+    goal_s: float = np.inf,
 ) -> list[tuple[tuple[int, ...], float]]:
     """Partitions with their steps on the way downhill from `cuts`, whose step is given, best last: a good move of one block from
     one chunk to another, over and over.
 
     `price` gives the steps of cuts (n, chunks+1), infinite for those that do not fit; `below` what they take at least, quicker,
-    given the step above which it does not matter by how much. From cuts that do not fit no way leads on.
+    given the step above which it does not matter by how much. From cuts that do not fit no way leads on, nor where `goal_s`, which
+    the walk is to come below, is out of reach.
     """
     way = [(tuple(cuts), step_s)]
     for _ in range(most if np.isfinite(step_s) else 0):
@@ -154,9 +167,14 @@ def walked(
             if steps.min() < limit_s:
                 best = int(steps.argmin())
                 way.append((tuple(near[now[best]].tolist()), float(steps[best])))
-        if best is None:
+        if best is None or _out_of_reach(way[-2][1], way[-1][1], goal_s):
             break
     return way
+
+
+def _out_of_reach(before_s: float, step_s: float, goal_s: float) -> bool:
+    """Whether moves as good as the last one would not lead to a goal."""
+    return step_s - max(MOVES_LIKE_THE_LAST * (before_s - step_s), OUT_OF_REACH * goal_s) > goal_s
 
 
 def _moved(cutting: Cutting, cuts: Ints) -> Ints:
@@ -174,13 +192,11 @@ def _moves(chunks: int) -> Ints:
     return np.where(between, np.where(give < take, -1, 1)[:, None], 0).astype(np.int8)
 
 
-def _leaning(chunking: Chunking, taken: dict[str, Floats]) -> Iterator[Below]:
+def _leaning(chunking: Chunking, taken: dict[str, Floats]) -> list[Below]:
     """The longest path if one stage were slower than it is, for every stage: what would be wrong with giving it more."""
-    for stage in range(chunking.pp):
-        slower = np.where(chunking.own(stage) > 0, LEANING, 1.0)
-        leant = {name: each * slower if name in PASSES else each for name, each in taken.items()}
-        path = longest_paths(chunking.pipeline, leant, chunking.p2p_s, stages=(0,))[0]
-        yield Below(path.weights, path.edges)
+    slower = [np.where(chunking.own(stage) > 0, LEANING, 1.0) for stage in range(chunking.pp)]
+    leant = [{name: each * more if name in PASSES else each for name, each in taken.items()} for more in slower]
+    return [Below(path.weights, path.edges) for path in first_stage_paths(chunking.pipeline, leant, chunking.p2p_s)]
 
 
 def _consider(chunking: Chunking, counts: Ints, known: _Known) -> list[Below]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby, pairwise
 from pathlib import Path
@@ -64,8 +64,9 @@ class Reach(Result):
 
 class Overtake(Result):
     """Two clusters over the sizes: tokens per device of `second` over those of `first`, which is also the price of its device-hour
-    over the first's at which they cost the same; `cheaper` are the sizes at which `second` is the cheaper one, and `by_ratio` has
-    them for other ratios of the prices, over the range in which they decide.
+    over the first's at which they cost the same, none where one of them has no plan; `cheaper` are the sizes at which `second` is
+    the cheaper one or has the only plan, and `by_ratio` has them for other ratios of the prices, over the range in which they
+    decide. `alone` says in sentences where only one has a plan.
     """
 
     first: str
@@ -75,6 +76,7 @@ class Overtake(Result):
     priced: bool  # else both device-hours are taken to cost the same
     cheaper: tuple[Reach, ...] = ()
     by_ratio: tuple[tuple[float, tuple[Reach, ...]], ...] = ()
+    alone: tuple[str, ...] = ()
     verdict: str
 
 
@@ -164,16 +166,18 @@ def overtake(rows: Sequence[Row], first: int, second: int, prices: Mapping[str, 
     priced = all(name in prices for name in names)
     ratio = prices[names[1]] / prices[names[0]] if priced else 1.0
     premium = [_premium(row.sides[first], row.sides[second]) for row in rows]
-    cheaper = _cheaper(rows, premium, ratio)
+    told = [each if each is not None and 0 < each < math.inf else None for each in premium]
+    cheaper, alone = _cheaper(rows, premium, ratio), tuple(_alone(rows, premium, names))
     return Overtake(
         first=names[0],
         second=names[1],
-        premium=tuple(premium),
+        premium=tuple(told),
         price_ratio=ratio,
         priced=priced,
         cheaper=cheaper,
-        by_ratio=tuple((each, _cheaper(rows, premium, each)) for each in _ratios(premium)),
-        verdict=_verdict(names, [each for each in premium if each is not None], ratio, cheaper),
+        by_ratio=tuple((each, _cheaper(rows, premium, each)) for each in _ratios(told)),
+        alone=alone,
+        verdict="; ".join((_verdict(names, [each for each in told if each is not None], ratio, cheaper), *alone)),
     )
 
 
@@ -190,10 +194,25 @@ def _reach_in_words(reach: Reach) -> str:
 
 
 def _cheaper(rows: Sequence[Row], premium: Sequence[float | None], ratio: float) -> tuple[Reach, ...]:
-    """Sizes at which the premium is no less than a ratio of prices; none beside a size at which a cluster has no plan."""
+    """Sizes at which the premium is no less than a ratio of prices; none beside a size at which neither cluster has a plan."""
     known = groupby(zip(rows, premium, strict=True), key=lambda at: at[1] is not None)
     runs = [[(row.parameters, p) for row, p in run if p is not None] for there, run in known if there]
     return tuple(reach for run in runs for reach in _reaches(run, ratio, rows[0].parameters, rows[-1].parameters))
+
+
+def _alone(rows: Sequence[Row], premium: Sequence[float | None], names: Sequence[str]) -> Iterator[str]:
+    """Where only one of two clusters has a plan, a sentence for every run of such sizes."""
+    sizes = [wording.large(row.parameters) for row in rows]
+    owner = {0.0: names[0], math.inf: names[1]}
+    place = 0
+    for only, run in groupby(owner.get(each) if each is not None else None for each in premium):
+        first, place = place, place + len(list(run))
+        if only is None:
+            continue
+        begins = f"from somewhere between {sizes[first - 1]} and {sizes[first]}" if first else ""
+        ends = f"somewhere between {sizes[place - 1]} and {sizes[place]}" if place < len(rows) else ""
+        where = f"{begins} {f'to {ends}' if ends else 'on'}" if begins else f"up to {ends}" if ends else "at every size"
+        yield f"{where} only {only} has a plan"
 
 
 def _reaches(run: Sequence[tuple[int, float]], ratio: float, smallest: int, largest: int) -> list[Reach]:
@@ -207,7 +226,11 @@ def _reaches(run: Sequence[tuple[int, float]], ratio: float, smallest: int, larg
 
 
 def _turn(small: int, p: float, large: int, q: float, ratio: float) -> float:
-    """Parameters at which a premium passes through a ratio of prices."""
+    """Parameters at which a premium passes through a ratio of prices; where one cluster has no plan at one of the two sizes, the
+    one at which the second is the cheaper, as far as is known.
+    """
+    if {p, q} & {0.0, math.inf}:
+        return small if p >= ratio else large
     return math.exp(math.log(small) + (ratio - p) / (q - p) * (math.log(large) - math.log(small)))
 
 
@@ -229,8 +252,11 @@ def _verdict(names: Sequence[str], premium: Sequence[float], ratio: float, cheap
 
 
 def _premium(first: Side, second: Side) -> float | None:
+    """Tokens per device of the second over those of the first: 0 or infinite where only the first or the second has a plan."""
     mine, theirs = first.per_device, second.per_device
-    return None if mine is None or theirs is None else theirs / mine
+    if mine is None:
+        return None if theirs is None else math.inf
+    return 0.0 if theirs is None else theirs / mine
 
 
 def _side(

@@ -34,6 +34,8 @@ from ..cost_models.schedules import (
     usual_schedule,
 )
 
+CELLS_AT_ONCE = 1 << 21
+"""Events times durations of each that are replayed together."""
 REPLAYED = 16
 """Times pp micro-batches that are replayed; more of them lengthen a path by what its slowest stage does for each."""
 Terms = tuple[tuple[str, int, float], ...]
@@ -67,9 +69,26 @@ class Pipeline:
     def turn(self) -> tuple[int, int]:
         """Events of a stage and micro-batches after which its steady state begins anew; 0 where it has none of whole turns."""
         if self.schedule == INTERLEAVED:
-            size = group_size(self.schedule, self.pp, self.num_microbatches, self.group) or self.pp
+            size = self._size
             return (2 * self.vpp * size, size) if size in (self.pp, self.group) else (0, 0)
         return TURN.get(self.schedule, 0), int(self.schedule in TURN) + (self.schedule == DUALPIPE)
+
+    @property
+    def _size(self) -> int:
+        """Micro-batches in a group of interleaved chunks, but for the last."""
+        return group_size(self.schedule, self.pp, self.num_microbatches, self.group) or self.pp
+
+    def warm_up(self, stage: int) -> int:
+        """Forwards of a stage of interleaved chunks up to its first backward; as many backwards follow from its last forward on."""
+        return min(2 * (self.pp - 1 - stage) + (self.vpp - 1) * self._size + 1, self.num_microbatches * self.vpp)
+
+    def ends_passes(self, stage: int) -> Ints:
+        """Of each of a stage's chunks the forwards up to its first backward, and the backwards from its last forward on."""
+        m, most = self.num_microbatches, self.warm_up(stage)
+        group_by_group = np.argsort(np.tile(np.arange(m) // self._size, self.vpp), kind="stable")
+        forwards = np.repeat(np.arange(self.vpp), m)[group_by_group]
+        backwards = self.vpp - 1 - forwards
+        return np.stack([np.bincount(each, minlength=self.vpp) for each in (forwards[:most], backwards[-most:])])
 
     @property
     def spare(self) -> int:
@@ -119,22 +138,55 @@ class _Events:
         columns = (self.duration, self.waits, self.before, first, far, second, farther)
         return list(zip(*(each.tolist() for each in columns), strict=True))
 
+    @cached_property
+    def waves(self) -> list[Ints]:
+        """The events that can come first, those that can come when these have, and so on: none of one waits for another."""
+        depth = [0] * (len(self.stage) + 1)  # the last entry, which −1 reads, is before all
+        for e, (before, (first, second)) in enumerate(zip(self.before.tolist(), self.sources.tolist(), strict=True)):
+            depth[e] = 1 + max(depth[before], depth[first], depth[second])
+        order = np.argsort(depth[:-1], kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
+
 
 def longest_paths(pipeline: Pipeline, taken: Taken, p2p_s: float, stages: Sequence[int] | None = None) -> list[Path]:
     """The longest path to the end of the last pass of every stage, or of `stages`, in their order.
 
     Beyond REPLAYED·pp micro-batches a path is the replayed one with more of its slowest stage: it exists, and so is a lower bound.
     """
-    spare, size = pipeline.spare, pipeline.turn[1]
-    events = _events(pipeline, pipeline.num_microbatches - spare * size)
+    events = _fewer(pipeline)
     sums = _sums(events, taken, pipeline.slowed)
-    seconds = [sum(times * float(taken[name][chunk]) for name, chunk, times in terms) for terms in sums]
+    seconds = _seconds(sums, taken)
     come_from = _replay(events, seconds, taken["early_s"].tolist() if "early_s" in taken else None, p2p_s)
     ends = [(stage, events.last[stage]) for stage in (range(pipeline.pp) if stages is None else stages)]
     traced = _traced(come_from, [last for _, last in ends])
-    turn_s = np.array([sum(seconds[one] for one in turn.tolist()) for turn in events.turns]) if spare else np.zeros(pipeline.pp)
-    told = _Told(events, sums, turn_s, spare, len(taken["forward_s"]), "early_s" in taken)
+    told = _Told.of(pipeline, events, taken, sums, seconds)
     return [told.path(stage, way) for (stage, _), way in zip(ends, traced, strict=True)]
+
+
+def first_stage_paths(pipeline: Pipeline, many: Sequence[Taken], p2p_s: float) -> list[Path]:
+    """The longest path to the end of the first stage's last pass under each of many durations, which are replayed together."""
+    events = _fewer(pipeline)
+    at_once = max(1, CELLS_AT_ONCE // len(events.stage))
+    found: list[Path] = []
+    for some in (many[begin : begin + at_once] for begin in range(0, len(many), at_once)):
+        sums = [_sums(events, taken, pipeline.slowed) for taken in some]
+        seconds = [_seconds(own, taken) for own, taken in zip(sums, some, strict=True)]
+        early_s = np.array([taken["early_s"] for taken in some]).T if "early_s" in some[0] else None
+        come_from = _replay_together(events, np.array(seconds).T, early_s, p2p_s)
+        ways = [next(_traced(own.tolist(), events.last[:1])) for own in come_from.T]
+        told = [_Told.of(pipeline, events, *one) for one in zip(some, sums, seconds, strict=True)]
+        found += [one.path(0, way) for one, way in zip(told, ways, strict=True)]
+    return found
+
+
+def _fewer(pipeline: Pipeline) -> _Events:
+    """The events of a schedule of as many micro-batches as are replayed."""
+    return _events(pipeline, pipeline.num_microbatches - pipeline.spare * pipeline.turn[1])
+
+
+def _seconds(sums: list[Terms], taken: Taken) -> list[float]:
+    """How long every duration is."""
+    return [sum(times * float(taken[name][chunk]) for name, chunk, times in terms) for terms in sums]
 
 
 def _sums(events: _Events, taken: Taken, slowed: float) -> list[Terms]:
@@ -175,6 +227,24 @@ def _replay(events: _Events, seconds: list[float], early_s: list[float] | None, 
     return come_from
 
 
+def _replay_together(events: _Events, seconds: Floats, early_s: Floats | None, p2p_s: float) -> Ints:
+    """The same under many durations (durations, n), (events, n): events that wait for none of each other as one array."""
+    end = np.zeros((len(events.stage) + 1, seconds.shape[1]))  # the last entry, which −1 reads, is the step's begin
+    come_from = np.empty((len(events.stage), seconds.shape[1]), dtype=np.int64)
+    for wave in events.waves:
+        begin, where = end[events.before[wave]], np.repeat(events.before[wave, None], seconds.shape[1], axis=1)
+        waits = events.waits[wave, None]
+        ahead = 0.0 if early_s is None else np.where(waits >= 0, early_s[waits[:, 0]], 0.0)
+        begin = begin + ahead
+        for sources, crossing in zip(events.sources[wave].T, events.crossing[wave].T, strict=True):
+            arrived = end[sources] + np.where(crossing, p2p_s, 0.0)[:, None]
+            later = arrived > begin
+            begin, where = np.where(later, arrived, begin), np.where(later, sources[:, None], where)
+        end[wave] = begin + seconds[events.duration[wave]] - ahead
+        come_from[wave] = where
+    return come_from
+
+
 def _traced(come_from: list[int], ends: list[int]) -> Iterator[Ints]:
     """The events on the way back from each of some; where it meets an earlier one it goes on like that."""
     met: dict[int, tuple[int, int]] = {}
@@ -203,6 +273,12 @@ class _Told:
     spare: int
     chunks: int
     ahead: bool
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, events: _Events, taken: Taken, sums: list[Terms], seconds: list[float]) -> _Told:
+        spare = pipeline.spare
+        turn_s = np.array([sum(seconds[one] for one in turn.tolist()) for turn in events.turns]) if spare else np.zeros(pipeline.pp)
+        return cls(events, sums, turn_s, spare, len(taken["forward_s"]), "early_s" in taken)
 
     def path(self, stage: int, way: Ints) -> Path:
         """The path of some events, last first, longer by the spared turns of its slowest stage that has a steady state on it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..cost_models.checkpoint import Failures, saved_bytes, state_bytes
@@ -41,6 +43,13 @@ def goodput_of(failures: Failures, priced: PricedLayout, fastest: PricedLayout |
         daly_interval_s=daly_interval_s(save, mtbf),
         assumptions=tuple(assumed((f"{problem.cluster.name} {name}", figure) for name, figure in failures.recovery.told)),
     )
+
+
+def furthest(failures: Failures, layouts: Sequence[PricedLayout]) -> tuple[PricedLayout, Goodput]:
+    """Of layouts, the fastest first, the one whose step is shortest with failures, and its goodput."""
+    effective_s = [goodput_of(failures, layout).effective_step_s for layout in layouts]
+    best = layouts[int(np.argmin(effective_s))]
+    return best, goodput_of(failures, best, layouts[0])
 
 
 def stretch_ends(failures: Failures, priced: PricedLayout) -> tuple[float, float]:

@@ -104,7 +104,7 @@ def _making_way(placed: Ints, at: Ints, owner: Ints, name: int, spare: int) -> i
 def improved(loads: Floats, device: Ints, devices: int, owner: Ints) -> Ints:
     """The packing after the best change of the fullest device and one other, time after time, while any helps."""
     device = device.copy()
-    splits = _splits(len(loads) // devices) if len(loads) // devices <= DIVIDED else None
+    splits = _splits(len(loads) // devices) if devices > 1 and len(loads) // devices <= DIVIDED else None
     for _ in range(MOST_MOVES):
         held: Floats = np.bincount(device, loads, devices).astype(np.float64)
         moved = _swap(loads, device, held, owner) or (None if splits is None else _division(loads, device, held, owner, splits))

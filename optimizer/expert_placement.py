@@ -9,10 +9,12 @@ from typing import Literal
 import numpy as np
 
 from ..search_spaces.errors import InputError
+from ..search_spaces.groups import unit_of
 from ..search_spaces.layer_kinds import MoeMlp
 from ..search_spaces.layout import Floats, Ints, Layout, Problem
 from ..search_spaces.model import ModelSpec
-from .expert_crossing import TOLERANCE, across_between, copies_across, even_across, pairs_apart
+from .expert_crossing import across_between, copies_across, even_across, least_across, pairs_apart
+from .expert_exchange import TOLERANCE
 from .expert_loads import ExpertLoads
 from .expert_model import Site
 from .experts import (
@@ -29,7 +31,7 @@ from .experts import (
     without_groups,
 )
 from .imbalance_steps import STEPS_AT, steps_at
-from .ranks import devices_per_supernode, groups
+from .ranks import groups
 from .result import Result
 from .supernode_result import StepAt
 
@@ -44,7 +46,8 @@ class LayerPlacement(Result):
     `gap` is how far the placed one is above that bound, as a share. `ungrouped` is what longest processing time first and swaps
     reach where routing groups that are kept need not be. `across` and so on are the shares of a token's copies that cross
     supernodes, estimated; where pairs were counted, `across_between` and so on are the least and the most that tokens with these
-    loads and pairs could have, and `apart` and `today_apart` the shares of the pairs of experts that a token chose;
+    loads and pairs could have, and `apart` and `today_apart` the shares of the pairs of experts that a token chose; where none
+    were, `across_least` is what the estimate has at least with no rank fuller than as placed, None where no bound is known;
     `worst_window` and `today_worst_window` the imbalance in the worst of several windows that were measured.
     """
 
@@ -61,6 +64,7 @@ class LayerPlacement(Result):
     today_across: float
     across: float
     ungrouped_across: float | None = None
+    across_least: float | None = None
     across_between: tuple[float, float] | None = None
     today_across_between: tuple[float, float] | None = None
     today_apart: float | None = None
@@ -187,7 +191,8 @@ def moe_of(model: ModelSpec) -> MoeMlp:
 
 def _supernodes(problem: Problem, layout: Layout) -> Ints:
     """Supernode of every rank of the EP group that touches most of them, counted from 0, (ep,)."""
-    homes = np.sort(np.array(groups(layout)["ep"]) // devices_per_supernode(problem.cluster, problem.devices), axis=1)
+    units = problem.allocated_sizes[problem.cluster.supernode_place :]
+    homes = np.sort(unit_of(np.array(groups(layout)["ep"]), units), axis=1)
     most = int(np.argmax((np.diff(homes, axis=1) > 0).sum(axis=1)))
     return np.unique(homes[most], return_inverse=True)[1]
 
@@ -213,6 +218,7 @@ def _layer(layer: int, windows: Floats, where: Site, pairs: Floats | None) -> tu
         today_across=copies_across(loads, today, where, pairs),
         across=copies_across(loads, found.slots, where, pairs),
         ungrouped_across=None if free is None else copies_across(loads, free, where, pairs),
+        across_least=least_across(loads, where, found.fullest) if pairs is None and len(where.spans) > 1 else None,
         across_between=None if pairs is None else across_between(loads, found.slots, where, pairs),
         today_across_between=None if pairs is None else across_between(loads, today, where, pairs),
         today_apart=None if pairs is None else pairs_apart(pairs, today, where.supernodes),
@@ -248,7 +254,7 @@ def _assumed(
     else:
         yield "the stack sends every copy of a token by itself: in the price as much crosses supernodes wherever experts sit"
     if pairs is None:
-        yield "each choice of a token is taken to be independent in what crosses supernodes; --co-activation says which go together"
+        yield from _of_loads_alone(where)
     else:
         yield (
             "pairs do not settle what crosses supernodes: it is estimated for tokens that have these loads and pairs and are else "
@@ -266,6 +272,19 @@ def _assumed(
         yield "what tokens choose together moves no expert: each supernode keeps one routing group"
     elif pairs is not None:
         yield f"of placements whose fullest rank is within {TOLERANCE:.1%} of the least, one with fewer pairs apart is taken"
+
+
+def _of_loads_alone(where: Site) -> Iterable[str]:
+    """What crosses supernodes where no pairs were counted, and what is done about it."""
+    yield "each choice of a token is taken to be independent in what crosses supernodes; --co-activation says which go together"
+    if where.units == len(where.spans) == where.groups:
+        yield "each supernode keeps one routing group, so that as much crosses wherever its experts sit"
+        return
+    yield (
+        "what crosses then depends on how loads lie on supernodes: of placements with as little on the fullest rank one with "
+        "fuller and emptier supernodes is taken, to which tokens go once; where all ranks are equally full none has less across"
+    )
+    yield "a fuller supernode receives more of it than its part, at most as many times as the fullest rank has the mean"
 
 
 def _map(layers: tuple[int, ...], slots: list[Ints], experts: int, ranks: int) -> ExpertMap:

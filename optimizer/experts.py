@@ -2,8 +2,9 @@
 
 Few experts are decided by one CP-SAT model (expert_model.py). Of many, the routing groups are dealt to supernodes first, copies
 given to heavy experts, and each unit filled for itself (expert_copies.py). What the greedy balancer of DeepSeek finds is kept where
-nothing else is better, so that no placement is worse. Where tokens are known to choose experts together, these are brought into one
-supernode as long as the fullest rank stays within TOLERANCE of the least (expert_crossing.py).
+nothing else is better, so that no placement is worse. Then experts are exchanged between supernodes (expert_exchange.py): such as
+tokens are known to choose together come into one as long as the fullest rank stays within TOLERANCE of the least; of loads alone is
+known that fewer tokens cross where supernodes are less even, as far as the fullest rank leaves them room.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..search_spaces.layout import Bools, Floats, Ints
 from .expert_copies import copies_bound, filled, fullest_load, owners, packed_quickly, split
-from .expert_crossing import TOLERANCE, nearer
+from .expert_exchange import TOLERANCE, less_across, nearer
 from .expert_model import Site, decide
 from .expert_packing import in_whole, longest_first, pack
 
@@ -54,23 +55,27 @@ def place(loads: Floats, site: Site, pairs: Floats | None = None) -> Placed:
     them together and nothing better is found. ValueError if experts and redundant copies do not divide over ranks, or there are
     more copies than ranks to hold them apart.
     """
-    slots = len(loads) + site.redundant
-    if slots % site.ranks or site.redundant > len(loads) * (site.ranks // site.units - 1):
-        raise ValueError(f"{slots} experts with their copies do not fill {site.ranks} ranks evenly")
+    places = len(loads) + site.redundant
+    if places % site.ranks or site.redundant > len(loads) * (site.ranks // site.units - 1):
+        raise ValueError(f"{places} experts with their copies do not fill {site.ranks} ranks evenly")
     found, settled = _least_full(loads, site, pairs)
     greedy = by_balancer(loads, site)
     if fullest_load(loads, greedy, site.ranks) < found.fullest / (1.0 + TOLERANCE * settled):
         found, settled = Placed.of(loads, greedy, site, placement_bound(loads, site)), False
-    if pairs is None or settled:
+    if settled or len(site.spans) == 1:
         return found
-    return Placed.of(loads, nearer(loads, site, pairs, found.slots), site, found.bound)
+    if pairs is not None:
+        slots = nearer(loads, site, pairs, found.slots)
+    else:
+        slots = less_across(loads, site, found.slots, found.slots if copies_share_ranks(greedy, site.ranks) else greedy)
+    return Placed.of(loads, slots, site, found.bound)
 
 
 def _least_full(loads: Floats, site: Site, pairs: Floats | None) -> tuple[Placed, bool]:
     """A placement whose fullest rank holds least, and whether it has the fewest pairs apart already."""
     bound = placement_bound(loads, site)
     if len(loads) * site.ranks * min(1 + site.redundant, site.ranks) <= DECIDED_PLACES:
-        decided = decide(loads, site, pairs, TOLERANCE)
+        decided = decide(loads, site, *((np.outer(loads, loads), 0.0) if pairs is None else (pairs, TOLERANCE)))
         if decided is not None:
             return Placed.of(loads, decided.slots, site, max(decided.bound, bound)), pairs is not None and not site.redundant
     unit = _dealt(loads, site)

@@ -118,7 +118,7 @@ def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Ca
     aims = aims.among_failures_of(setting.problem)
     counted = aims if len(aims.names) > 1 else replace(aims, names=(*aims.names, STEP_TIME))
     jobs = jobs_of(setting.problem, setting.profile, counted)
-    bounds_s, counts = [found.certificate.lower_bound_s], [setting.problem.devices]
+    bounds_s, counts = [found.certificate.lower_bound_s or 0.0], [setting.problem.devices]
     archive = Archive(len(counted.names))
     price_layouts(archive, jobs, 0, counted, [one.layout for one in (found.plan, *found.alternatives)])
     legal = sum(job.space.listed for job in jobs)
@@ -133,7 +133,7 @@ def with_front(found: Plan, setting: Setting, aims: Aims, top: int, progress: Ca
         (exact_front if exact else evolved_front)(jobs, counted, archive, progress=progress)
     stopped = ended.stopped
     points, within = _shown(jobs, counted, archive)
-    least = None if stopped else counted.least(bounds_s, counts)
+    least = None if stopped or found.certificate.gap is None else counted.least(bounds_s, counts)
     certificate = FrontCertificate(
         method="exact" if exact else "nsga2",
         stopped=stopped,
@@ -183,8 +183,8 @@ def _led_by(found: Plan, setting: Setting, jobs: list[Job], aims: Aims, points: 
     if not others and best.job == 0:  # the fastest layout is the least in both
         priced = list(found.alternatives)
     alternatives = sorted(_with_aims(job, aims, priced), key=lambda one: (one.aims or {})[first])
-    gap = winner.step_time_s / certificate.lower_bound_s - 1.0
-    status = "feasible" if gap > EQUAL else certificate.status
+    gap = None if certificate.lower_bound_s is None else winner.step_time_s / certificate.lower_bound_s - 1.0
+    status = "feasible" if gap is None or gap > EQUAL else certificate.status
     return found.model_copy(
         update={
             "problem": job.problem,

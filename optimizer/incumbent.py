@@ -49,7 +49,11 @@ def fastest(setting: Setting, known: Sequence[Layout] = ()) -> Candidate | None:
         best = None
     found = searched(setting, 1, np.inf if best is None else best.step_time_s * (1.0 - EQUAL))
     if found.best:
-        (best, *_), _ = settled(setting.model(), found, setting.deadline, bounded=False)
+        moved = settled(setting.model(), found, setting.deadline, bounded=False)
+        if not moved.whole:
+            setting.deadline.check()
+            raise KeyboardInterrupt
+        best = moved.best[0]
     return best
 
 

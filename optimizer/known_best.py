@@ -27,7 +27,7 @@ PROBLEMS, OF_EACH = 32, 3
 class KnownBest:
     """The best layouts of the last searches, cut as a search cuts them, by model, cluster and devices."""
 
-    kept: OrderedDict[tuple[str, str, int], list[list[Layout]]] = field(default_factory=OrderedDict)
+    kept: OrderedDict[tuple[str, str, tuple[int, ...]], list[list[Layout]]] = field(default_factory=OrderedDict)
 
     def remember(self, problem: Problem, layouts: Sequence[Layout]) -> None:
         """Keeps the best layouts of a problem for the next one like it."""
@@ -50,8 +50,8 @@ class KnownBest:
         return sorted(least.values())[top - 1] * (1.0 + SLACK) if len(least) >= top else np.inf
 
 
-def _key(problem: Problem) -> tuple[str, str, int]:
-    return problem.model.model_dump_json(), problem.cluster.name, problem.devices
+def _key(problem: Problem) -> tuple[str, str, tuple[int, ...]]:
+    return problem.model.model_dump_json(), problem.cluster.name, problem.allocated_sizes
 
 
 def _legal(problem: Problem, layouts: Sequence[Layout]) -> Iterator[Layout]:

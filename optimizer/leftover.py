@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cost_models.profile import Profile
+from ..cost_models.step import CostModel
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.degraded import (
     DEVICE,
@@ -16,8 +17,10 @@ from ..search_spaces.degraded import (
     device_counts,
     parse_free,
     parse_slow,
+    rounded_counts,
     slow_levels,
     slowed,
+    spreads,
     supernode_counts,
 )
 from ..search_spaces.errors import InputError
@@ -25,11 +28,15 @@ from ..search_spaces.inputs import check_devices, load_cluster
 from ..search_spaces.layout import Layout, Problem
 from .deadline import Deadline
 from .incumbent import Setting
+from .recutting import settled
 from .result import RATES, Plan, PricedLayout
 from .rule_prices import faster
-from .search import Candidate
+from .search import Candidate, Found
 from .slow_device import slow_place
 from .supernode_result import DevicesLeft, LeftOption, SlowPlace
+
+Share = tuple[int, int | None]
+"""Devices in all, and in each supernode but a last with the rest; None: as they are allocated."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,9 @@ class Left:
     """Devices free in each supernode; how many the job had before; the cluster without its slow device, where one is slow: then the
     problem's own has every device as slow as that one.
 
-    `open`: nothing is lost, and nobody said how many each supernode has: how the devices lie is the plan's to choose. `said` is
-    what else a plan assumes of the cluster's state, in sentences.
+    `before`: what each supernode had free before any loss, where that was said. `open`: nothing is lost, and nobody said how many
+    each supernode has: how the devices lie is the plan's to choose. `said` is what else a plan assumes of the cluster's state, in
+    sentences.
     """
 
     free: tuple[int, ...]
@@ -46,6 +54,7 @@ class Left:
     unslowed: ClusterSpec | None = None
     open: bool = False
     said: tuple[str, ...] = ()
+    before: tuple[int, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -54,7 +63,7 @@ class Left:
 
 def as_allocated(problem: Problem) -> Left:
     """All devices of a problem, of which nobody said how they lie."""
-    return Left(supernode_counts(problem.cluster, problem.devices), open=True)
+    return Left(supernode_counts(problem.cluster, problem.devices, problem.per_supernode), open=True)
 
 
 def what_is_left(
@@ -67,7 +76,7 @@ def what_is_left(
     machine, slower = load_cluster(cluster), parse_slow(slow)
     if free is None and devices is None:
         raise InputError("devices: say how many with --devices, or what each supernode has with --free")
-    counts = parse_free(free) if free is not None else ()
+    counts = before = parse_free(free) if free is not None else ()
     total = devices if devices is not None else sum(counts)
     check_devices(machine, total)
     if counts and sum(counts) != total:
@@ -79,7 +88,7 @@ def what_is_left(
     running = slowed(machine, slower)
     unslowed = slowed(machine, {name: share for name, share in slower.items() if name != DEVICE}) if DEVICE in slower else None
     given = free is not None or bool(lost) or unslowed is not None
-    return running, total, Left(counts, total if lost else None, unslowed, not given, slow_levels(slower))
+    return running, total, Left(counts, total if lost else None, unslowed, not given, slow_levels(slower), before)
 
 
 @dataclass(frozen=True)
@@ -93,29 +102,42 @@ class Way:
 
 def ways(problem: Problem, left: Left) -> Iterator[Way]:
     """What the job may go on with: what is free, and where one device is slow also what is free without that one."""
-    for count, cluster in device_counts(problem.cluster, left.free):
-        words, asked = words_of(cluster, count), on(problem, count, cluster)
+    for asked in (on(problem, *each) for each in device_counts(problem.cluster, left.free)):
         if left.unslowed is None:
-            yield Way(words, asked)
+            yield Way(words_of(asked), asked)
         else:
-            whole = cluster.model_copy(update={"accelerator": left.unslowed.accelerator})
-            yield Way(f"{words}, waiting for the slow one", on(problem, count, whole), asked)
+            yield Way(f"{words_of(asked)}, waiting for the slow one", _unslowed(asked, left), asked)
     if left.unslowed is not None:
-        rest = after_loss(problem.cluster, left.free, "1 device")
-        for count, cluster in device_counts(left.unslowed, rest):
-            yield Way(f"{words_of(cluster, count)}, without the slow one", on(problem, count, cluster))
+        yield from without_slow(problem, left, device_counts)
+
+
+def without_slow(problem: Problem, left: Left, shares: Callable[[ClusterSpec, Sequence[int]], Sequence[Share]]) -> Iterator[Way]:
+    """What is free, in such shares, but for the slow device where one is."""
+    free, said = left.free, ""
+    if left.unslowed is not None:
+        free, said = after_loss(problem.cluster, free, "1 device"), ", without the slow one"
+    for asked in (on(_unslowed(problem, left), *each) for each in shares(problem.cluster, free)):
+        yield Way(f"{words_of(asked)}{said}", asked)
+
+
+def _unslowed(problem: Problem, left: Left) -> Problem:
+    """The problem without a slow device."""
+    return problem if left.unslowed is None else problem.model_copy(update={"cluster": left.unslowed})
 
 
 @dataclass(frozen=True)
 class Chosen:
     """The way whose best step is shortest, what was compared, its own first, and the job without any loss.
 
-    `waiting` is the best layout, with its stages, of a way that waits for a slow device.
+    `found` is what the search of the way found, `searched` what those of all did; `waiting` is the best layout, with its stages, of
+    a way that waits for a slow device.
     """
 
     way: Way
     options: tuple[LeftOption, ...]
     whole: LeftOption | None
+    found: Found
+    searched: tuple[Found, ...]
     waiting: Layout | None = None
 
 
@@ -126,30 +148,58 @@ def chosen(
     deadline: Deadline,
     progress: Callable[[float], None] | None = None,
 ) -> Chosen:
-    """Searches every way to go on.
+    """Searches every way to go on, and rounded shares for anything faster.
 
     Where one waits for a slow device, layouts are looked for with none and with every device slow: the one device lies between.
     """
     options = list(ways(problem, left))
-    found: list[tuple[Way, LeftOption, Layout | None]] = []
+    found: list[tuple[Way, LeftOption, Found, Layout | None]] = []
     for tried, way in enumerate(options):
         parts = 2 * (len(options) - tried) + 2
         asked = [way.problem] if way.slow is None else [way.problem, way.slow]
-        fastest = [faster(Setting(of, profile), np.inf, deadline.share_s(parts), progress).best[:1] for of in asked]
-        option, layout = option_of(way.words, way.problem, left.devices, fastest[0]), None
-        if way.slow is not None and (layouts := [candidate.layout for best in fastest for candidate in best]):
+        both = [faster(Setting(of, profile), np.inf, deadline.share_s(parts), progress) for of in asked]
+        complete = all(each.complete for each in both)
+        option, layout = option_of(way.words, way.problem, left.devices, both[0].best, complete=complete), None
+        if way.slow is not None and (layouts := [candidate.layout for each in both for candidate in each.best]):
             places = [slow_place(way.slow, way.problem, profile, each) for each in layouts]
             place, layout = min(zip(places, layouts, strict=True), key=lambda pair: pair[0].step_time_s)
             option = option.model_copy(update={"slow": place, "step_time_s": place.step_time_s})
-        found.append((way, option, layout))
+        found.append((way, option, both[0], layout))  # where one device is slow no step is below that of none
     found.sort(key=lambda each: np.inf if each[1].step_time_s is None else each[1].step_time_s)
-    way, _, layout = found[0]
+    searched = [each for _, _, each, _ in found]
+    rounded, more = _faster_rounded(problem, profile, left, found[0][1].step_time_s, deadline, progress)
+    found, searched = [*rounded, *found], [*searched, *more]
+    way, _, own, layout = found[0]
     whole = _whole(problem, profile, left, deadline, progress)
-    compared = tuple(option for _, option, _ in found)
+    compared = tuple(option for _, option, _, _ in found)
     if compared[0].layout is not None and left.unslowed is None:
-        most = max((way.problem for way in options), key=lambda asked: asked.devices)
-        compared += fuller(Setting(most, profile), compared, left.devices, deadline, progress)
-    return Chosen(way, compared, whole, layout)
+        compared += fuller([way.problem for way in options], profile, compared, left.devices, deadline, progress)
+    return Chosen(way, compared, whole, own, tuple(searched), layout)
+
+
+def _faster_rounded(
+    problem: Problem,
+    profile: Profile,
+    left: Left,
+    step_s: float | None,
+    deadline: Deadline,
+    progress: Callable[[float], None] | None,
+) -> tuple[list[tuple[Way, LeftOption, Found, None]], list[Found]]:
+    """The ways in rounded shares that are faster than `step_s` and what was found before, fastest first, and what all searches
+    found.
+    """
+    asked = list(without_slow(problem, left, rounded_counts))
+    faster_ones: list[tuple[Way, LeftOption, Found, None]] = []
+    searched: list[Found] = []
+    for tried, way in enumerate(asked):
+        ceiling_s = np.inf if step_s is None else step_s
+        found = faster(Setting(way.problem, profile), ceiling_s, deadline.share_s(2 * (len(asked) - tried) + 2), progress)
+        searched.append(found)
+        if found.best:
+            option = option_of(way.words, way.problem, left.devices, found.best, complete=found.complete)
+            faster_ones.insert(0, (way, option, found, None))
+            step_s = option.step_time_s
+    return faster_ones, searched
 
 
 def with_left(plan: Plan, left: Left, options: Sequence[LeftOption], whole: LeftOption | None, place: SlowPlace | None) -> Plan:
@@ -159,11 +209,12 @@ def with_left(plan: Plan, left: Left, options: Sequence[LeftOption], whole: Left
     """
     if left.open and len(options) < 2:
         return plan
-    best = _over(plan.plan, left.devices)
-    if left.open or place is not None:  # other cuts, or another layout for the slow device, may have come out since
-        layout = best.layout.model_copy(update={"stages": ()})
-        first = {"step_time_s": best.step_time_s, "layout": layout, "slow": place}
-        options = (options[0].model_copy(update=first), *options[1:])
+    best = over(plan.plan, left.devices)
+    # Other cuts, another layout for the slow device or one that was not come to before may have come out since.
+    layout = best.layout.model_copy(update={"stages": ()})
+    used = {"devices_used": best.devices_used, "devices_idle": best.devices_idle}
+    first = {"step_time_s": best.step_time_s, "layout": layout, "slow": place, **used}
+    options = (options[0].model_copy(update=first), *options[1:])
     said = DevicesLeft(
         free=left.free,
         devices=left.devices,
@@ -173,9 +224,11 @@ def with_left(plan: Plan, left: Left, options: Sequence[LeftOption], whole: Left
         whole=whole,
         open=left.open,
     )
-    others = tuple(_over(other, left.devices) for other in plan.alternatives)
-    space = f"{plan.certificate.space}; devices: {'; '.join(option.words for option in options)}"
-    certificate = plan.certificate.model_copy(update={"space": space if left.open else plan.certificate.space})
+    others = tuple(over(other, left.devices) for other in plan.alternatives)
+    lying = "; ".join(option.words for option in options if not option.least_used)
+    rounded = "" if left.open else "; or in those shares rounded down to servers or powers of two"
+    space = f"{plan.certificate.space}; devices: {lying}{rounded}{'; in no other shares' * said.in_part}"
+    certificate = plan.certificate.model_copy(update={"space": space})
     return plan.model_copy(
         update={
             "plan": best,
@@ -190,24 +243,21 @@ def with_left(plan: Plan, left: Left, options: Sequence[LeftOption], whole: Left
 def _to_be_granted(left: Left, options: Sequence[LeftOption]) -> Iterator[str]:
     """What a scheduler has to do for the plan's spread where filling one supernode after another does not give it."""
 
-    def supernodes(option: LeftOption) -> tuple[int, int]:
-        """How many it fills, and how many have as many devices as that."""
-        return -(-option.devices // option.per_supernode), sum(count >= option.per_supernode for count in left.free)
+    def granted(option: LeftOption) -> bool:
+        """Whether it lies within what supernodes have as they are allocated."""
+        needs = option.in_supernodes
+        return len(needs) <= len(left.free) and all(need <= there for need, there in zip(needs, left.free, strict=False))
 
     best = options[0]
-    needed, able = supernodes(best)
-    if not left.open or able >= needed:
+    if not left.open or granted(best):
         return
-    filled = [option for option in options[1:] if option.step_time_s is not None and supernodes(option)[0] <= supernodes(option)[1]]
-    least = min(filled, key=lambda option: option.step_time_s or np.inf, default=None)
-    step = "" if least is None else f"; {least.words} takes {least.step_time_s:.3g} s a step"
-    yield (
-        f"the scheduler grants {best.per_supernode} devices in each of {needed} supernodes: filled one after another, {able} have "
-        f"that many{step}"
-    )
+    usual = [option for option in options[1:] if option.step_time_s is not None and granted(option)]
+    least = min(usual, key=lambda option: option.step_time_s or np.inf, default=None)
+    step = f", not {_as_lies(left.free)}" if least is None else f": with {least.words} a step takes {least.step_time_s:.3g} s"
+    yield f"the scheduler grants {best.words}{step}"
 
 
-def _over(priced: PricedLayout, devices: int) -> PricedLayout:
+def over(priced: PricedLayout, devices: int) -> PricedLayout:
     """Figures per device of all `devices`, those that no layout was planned for among them."""
     share = (priced.devices_used + priced.devices_idle) / devices
     scaled = {name: getattr(priced, name) * share for name in RATES}
@@ -215,42 +265,67 @@ def _over(priced: PricedLayout, devices: int) -> PricedLayout:
 
 
 def fuller(
-    setting: Setting, options: Sequence[LeftOption], devices: int, deadline: Deadline, progress: Callable[[float], None] | None
+    lying: Sequence[Problem],
+    profile: Profile,
+    options: Sequence[LeftOption],
+    devices: int,
+    deadline: Deadline,
+    progress: Callable[[float], None] | None,
 ) -> tuple[LeftOption, ...]:
     """The fastest layout that uses more devices than the first option's, if no option has one: what leaving them idle beats.
 
-    `devices` are all that the job has. None too where there was no time to look.
+    It is looked for on every spread; `devices` are all that the job has. None too where there was no time to look.
     """
-    used, problem = options[0].devices_used or 0, setting.problem
-    if used >= problem.devices or any((option.devices_used or 0) > used for option in options):
+    used = options[0].devices_used or 0
+    wide = [problem for problem in lying if problem.devices > used]
+    if not wide or any((option.devices_used or 0) > used for option in options):
         return ()
-    forbidden = (*problem.workload.forbid, f"tp*cp*pp*dp <= {used}")
-    more = problem.model_copy(update={"workload": problem.workload.model_copy(update={"forbid": forbidden})})
-    found = faster(Setting(more, setting.profile), np.inf, deadline.share_s(2), progress)
-    if not found.best and not found.complete:
+    best, step_s, complete = option_of("", wide[0], devices, ()), np.inf, True
+    for tried, problem in enumerate(wide):
+        forbidden = (*problem.workload.forbid, f"tp*cp*pp*dp <= {used}")
+        more = problem.model_copy(update={"workload": problem.workload.model_copy(update={"forbid": forbidden})})
+        found = faster(Setting(more, profile), step_s, deadline.share_s(len(wide) - tried + 1), progress)
+        complete = complete and found.complete
+        if found.best:
+            best, step_s = option_of("", problem, devices, found.best), found.best[0].step_time_s
+    if best.layout is None and not complete:
         return ()
-    option = option_of(f"with more than {used:,} used", problem, devices, found.best)
-    return (option.model_copy(update={"least_used": used + 1}),)
+    said = {"words": f"with more than {used:,} used", "least_used": used + 1, "complete": complete}
+    return (best.model_copy(update=said),)
 
 
 def _whole(
     problem: Problem, profile: Profile, left: Left, deadline: Deadline, progress: Callable[[float], None] | None
 ) -> LeftOption | None:
+    """The job without any loss, on the fastest spread of its devices; None where it has none."""
     if left.whole is None and left.unslowed is None:
         return None
-    devices = left.whole or left.devices
-    spared = on(problem, devices, left.unslowed or problem.cluster)
-    fastest = faster(Setting(spared, profile), np.inf, deadline.share_s(2), progress).best
-    return option_of(f"all {devices:,}, a spare in place", spared, devices, fastest)
+    devices, healthy = left.whole or left.devices, _unslowed(problem, left)
+    either = (device_counts, rounded_counts)
+    free = [way for ways_of in either for way in ways_of(healthy.cluster, left.before)] if left.before else []
+    lying = free or spreads(healthy.cluster, devices)
+    best, whole, complete = healthy, None, True
+    for tried, asked in enumerate(on(healthy, *each) for each in lying):
+        so_far_s = whole.best[0].step_time_s if whole else np.inf
+        found = faster(Setting(asked, profile), so_far_s, deadline.share_s(len(lying) - tried + 1), progress)
+        complete = complete and found.complete
+        best, whole = (asked, found) if found.best else (best, whole)
+    fastest = settled(CostModel(best, profile), whole, deadline, bounded=False).best if whole else ()  # as the plan's own is
+    option = option_of(f"all {devices:,}, a spare in place", best, devices, fastest, complete=complete)
+    return option.model_copy(update={"devices": devices})
 
 
-def option_of(words: str, problem: Problem, devices: int, fastest: Sequence[Candidate], beaten: bool = False) -> LeftOption:
+def option_of(
+    words: str, problem: Problem, devices: int, fastest: Sequence[Candidate], beaten: bool = False, complete: bool = True
+) -> LeftOption:
     """An option with its fastest layout, of which there may be none; `devices` are all that the job has.
 
-    `beaten`: only what is faster than another option was looked for, so that none says no more than that.
+    `beaten`: only what is faster than another option was looked for, so that none says no more than that. `complete`: it was
+    searched to the end.
     """
-    each = supernode_counts(problem.cluster, problem.devices)[0]
-    known = LeftOption(words=words, devices=problem.devices, per_supernode=each, beaten=beaten and not fastest)
+    each = supernode_counts(problem.cluster, problem.devices, problem.per_supernode)[0]
+    none_faster = beaten and not fastest
+    known = LeftOption(words=words, devices=problem.devices, per_supernode=each, beaten=none_faster, complete=complete)
     if not fastest:
         return known
     layout = fastest[0].layout.model_copy(update={"stages": ()})
@@ -258,9 +333,14 @@ def option_of(words: str, problem: Problem, devices: int, fastest: Sequence[Cand
     return known.model_copy(update={**figures, "step_time_s": fastest[0].step_time_s, "layout": layout})
 
 
-def words_of(cluster: ClusterSpec, devices: int) -> str:
+def words_of(problem: Problem) -> str:
     """«513 as 72 in each of 7 supernodes, 9 in another»."""
-    each = supernode_counts(cluster, devices)
+    return _as_lies(supernode_counts(problem.cluster, problem.devices, problem.per_supernode))
+
+
+def _as_lies(each: Sequence[int]) -> str:
+    """Devices in supernodes, all but the last as many, in words."""
+    devices = sum(each)
     if len(each) == 1:
         return f"{devices:,} in one supernode"
     whole = len(each) - (each[-1] != each[0])
@@ -268,6 +348,19 @@ def words_of(cluster: ClusterSpec, devices: int) -> str:
     return f"{devices:,} as {many}{f', {each[-1]:,} in another' if whole < len(each) else ''}"
 
 
-def on(problem: Problem, devices: int, cluster: ClusterSpec) -> Problem:
-    """The problem on other devices of another cluster."""
-    return problem.model_copy(update={"devices": devices, "cluster": cluster})
+def on(problem: Problem, devices: int, per_supernode: int | None) -> Problem:
+    """The problem on other devices, or on as many that lie otherwise."""
+    return problem.model_copy(update={"devices": devices, "per_supernode": per_supernode})
+
+
+def lies_as(problem: Problem, planned: Problem | None) -> tuple[str, ...]:
+    """How the devices lie, in a sentence, where that is not as they are allocated, or not as a plan has them in its own way."""
+    if problem.allocated_sizes != problem.cluster.allocated_sizes(problem.devices):
+        return (f"the layout lies as planned: {words_of(problem)}",)
+    if (
+        planned is None
+        or planned.per_supernode is None
+        or planned.per_supernode == problem.allocated_sizes[problem.cluster.supernode_place]
+    ):
+        return ()
+    return (f"the layout lies as allocated, not as planned: {words_of(problem)}",)

@@ -54,7 +54,7 @@ def _steps_s(model: CostModel, layout: Layout) -> Iterator[tuple[str, float]]:
     orders = [layout.rank_order, *(order for order in RANK_ORDERS if order != layout.rank_order)]
     table = LayoutTable.from_layouts([layout.model_copy(update={"rank_order": order}) for order in orders])
     problem = model.problem
-    units = problem.cluster.allocated_sizes(problem.devices)[:-1]
+    units = problem.allocated_sizes[:-1]
     first = np.sort(np.unique(placed_alike(table, units, problem.model.is_moe, exact=True), return_index=True)[1])
     priced = model.price_cuts(model.rows(table.take(first)), np.array([table.splits[0].cuts]))
     for row, step_s, fits in zip(first.tolist(), priced.step_time_s.tolist(), priced.fits.tolist(), strict=True):

@@ -32,7 +32,7 @@ from .recutting import Recut, settled
 from .reports.comparison import compare
 from .result import Certificate, Plan, PricedLayout
 from .rule_prices import DEFAULT_INSIDE, Answer, reserve_price, ruled, with_inside
-from .search import Found
+from .search import Found, over_all
 from .slow_device import least_harmed, slow_assumptions
 from .spreading import spread_out
 from .stages import EQUAL
@@ -70,8 +70,8 @@ def plan(
     the others trade for. `sensitivity` and `robust` ask what changed hardware and uncertain figures would do to the answer,
     `refine` for a study of choices that the certified space does not list, which leaves plan and certificate as they are.
     `inside_by_default` keeps TP inside supernodes, and EP where it fits, if the problem names no such rule; what a rule costs is
-    said either way. `left` says how many devices of each supernode are free; where nobody says, the plan chooses how they lie. It
-    then also says what leaving some idle beats. Without `spread` they lie as they are allocated, supernode after supernode.
+    said either way. `left` says how many devices of each supernode are free; where nobody does, the plan chooses how they lie. It
+    then also says what leaving some idle beats. Without `spread`, or where the problem has a share for each, they lie as it says.
     `bound_cuts` has the certificate say what other cuts of the plan's layers could gain, and other rank orders of its layouts.
     `known` are the best layouts of problems planned before: they spare search, and are kept up to date. The certificate then says
     nothing that hangs on them.
@@ -81,7 +81,7 @@ def plan(
     """
     deadline = Deadline.after(time_limit_s)
     aims = parse_aims(objective, device_hour_price)
-    if left is None and spread:
+    if left is None and spread and problem.per_supernode is None:
         left = as_allocated(problem)
     lost = left is not None and not left.open
     more = objective != STEP_TIME or sensitivity or robust or refine is not None
@@ -115,9 +115,15 @@ class _Planning:
     def fastest(self, problem: Problem) -> tuple[Plan, Deadline]:
         """The fastest layout with all that is said of it, and the time that is left for further questions."""
         taken = self._on_what_is_left(problem)
-        answer, inside = ruled(problem if taken is None else taken.way.problem, self._answered_alone, self.inside_by_default)
+
+        def answered(asked: Problem, share: float) -> Answer:
+            return self._answered_alone(asked, share, taken.found if taken is not None and asked is taken.way.problem else None)
+
+        answer, inside = ruled(problem if taken is None else taken.way.problem, answered, self.inside_by_default)
         if not answer.found.best:
             raise self._nothing_found(answer)
+        if taken is not None and not all(found.complete for found in taken.searched):
+            answer = replace(answer, found=over_all(answer.found, (answer.found, *taken.searched)))
         rest = self._rest_after(answer.found)
         model = CostModel(answer.problem, self.curves)
         priced, place = self._priced(model, answer, taken, rest)
@@ -152,22 +158,37 @@ class _Planning:
     def _finished(self, problem: Problem, found: Found) -> Answer:
         """The best layouts on a spread of which `found` is the fastest: where nothing else is asked for, that alone."""
         plain = self.engine in ("auto", "bnb") and "schedule" not in problem.workload.fix
-        return Answer(problem, found) if plain and self.top == 1 else self._searched(problem)
+        return Answer(problem, found) if plain and self.top == 1 else self._searched_beside(problem, found)
 
-    def _answered_alone(self, problem: Problem, share: float) -> Answer:
-        """The best layouts on the best spread of the devices, moved block by block."""
-        answer = self._searched(problem, share)
+    def _searched_beside(self, problem: Problem, found: Found, share: float = 1.0) -> Answer:
+        """The best layouts where the fastest is found: that and its proof stand where the search for others ends before it has come
+        to it.
+        """
+        alone = Answer(problem, found)
+        with stoppable():
+            searched = self._searched(problem, share)
+            if self.engine == "optuna" or searched.found.complete:
+                return searched
+            best = min((searched, alone), key=_fastest_s)
+            return replace(best, found=over_all(best.found, (found,))) if found.complete else best
+        return alone
+
+    def _answered_alone(self, problem: Problem, share: float, known: Found | None) -> Answer:
+        """The best layouts on the best spread of the devices, moved block by block; `known` is what was found of it before."""
+        if known is not None and known.best:
+            answer = self._searched_beside(problem, known, share)
+        else:
+            answer = self._searched(problem, share)
         if self.left is not None and self.left.open:
             setting, heard = Setting(problem, self.curves), self._heard_of("other spreads")
-            with stoppable():
-                answer = spread_out(setting, answer, self._finished, self.deadline, heard)
-        found, cuts = answer.found, None
+            answer = spread_out(setting, answer, self._finished, self.deadline, heard)
+        found = answer.found
         if not found.best:
             return answer
-        best = found.best
-        with stoppable():  # what the search found stands, cut by its rule
-            best, cuts = settled(CostModel(answer.problem, self.curves), found, self._rest_after(found), self.bound_cuts)
-        return replace(answer, found=replace(found, best=best[: self.top]), cuts=cuts)
+        moved = settled(CostModel(answer.problem, self.curves), found, self._rest_after(found), self.bound_cuts)
+        if not moved.whole:
+            found = _however_cut(answer.problem, found)
+        return replace(answer, found=replace(found, best=moved.best[: self.top]), cuts=moved.cuts)
 
     def _nothing_found(self, answer: Answer) -> BaseException:
         """Why there is no layout: an interrupt, too little time, an engine that only samples, or a conflict."""
@@ -287,6 +308,21 @@ def beside(problem: Problem, best: PricedLayout, other: PricedLayout) -> PricedL
     return other.model_copy(update={"gives_up": trade.losses, "gains": trade.gains})
 
 
+def _fastest_s(answer: Answer) -> float:
+    return answer.found.best[0].step_time_s if answer.found.best else np.inf
+
+
+def _however_cut(problem: Problem, found: Found) -> Found:
+    """What was found with the bound that holds for all cuts, and for all depths of recompute where chunks have their own: layouts
+    were left uncut that the space has cut anew.
+    """
+    by_chunk = problem.stack.recompute_by_chunk and "recompute" not in problem.workload.fix
+    covers_all = np.isfinite(found.any_cuts_bound_s) and not by_chunk
+    bound_s = min(found.lower_bound_s, found.any_cuts_bound_s if covers_all else found.frames_bound_s)
+    complete = found.complete and bound_s >= found.best[0].step_time_s * (1.0 - EQUAL)
+    return replace(found, complete=complete, lower_bound_s=bound_s)
+
+
 def _certificate(found: Found, words: str, best: float, cuts: Recut | None = None, alone: bool = True) -> Certificate:
     """What was proved of a plan whose step takes `best`: what the search found, or longer by a wait for a slow device.
 
@@ -296,14 +332,14 @@ def _certificate(found: Found, words: str, best: float, cuts: Recut | None = Non
     any_cuts = min(found.any_cuts_bound_s, bound)
     proved = alone and np.isfinite(found.any_cuts_bound_s) and any_cuts > 0
     return Certificate(
-        status="optimal" if found.complete and best <= found.best[0].step_time_s * (1.0 + EQUAL) else "feasible",
+        status="optimal" if best <= bound * (1.0 + EQUAL) else "feasible",
         space=words,
         legal=counts.legal,
         scored=counts.scored if alone else None,
         cut_by_bound=counts.cut_by_bound if alone else None,
         cut_by_memory=counts.cut_by_memory if alone else None,
-        lower_bound_s=bound,
-        gap=best / bound - 1.0 if np.isfinite(bound) and bound > 0 else 0.0,
+        lower_bound_s=bound or None,
+        gap=best / bound - 1.0 if bound else None,
         seconds=found.seconds,
         any_cuts_lower_bound_s=any_cuts if proved else None,
         any_cuts_gap=best / any_cuts - 1.0 if proved else None,

@@ -11,11 +11,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.errors import InputError
+from ..search_spaces.groups import Sizes
 from ..search_spaces.layout import Ints, Layout
 from .ranks import placement
 
@@ -55,14 +58,21 @@ class Seats:
         slots: list[int] = np.bincount(self.columns["host"]).tolist()
         return slots
 
+    def facts(self) -> dict[str, Any]:
+        """Every server with its ranks, in the order of NODE_RANK, and those that stay free, as JSON holds them."""
+        ends = np.cumsum([0, *self.slots]).tolist()
+        known = [{name: value for name, value in vars(host).items() if value} for host in self.hosts]
+        servers = [{**host, "ranks": list(range(*span))} for host, span in zip(known, pairwise(ends), strict=True)]
+        return {"servers": servers, "spare": [host.address for host in self.spare]}
 
-def seats(layout: Layout, cluster: ClusterSpec, given: Sequence[Host] | None = None, devices: int | None = None) -> Seats:
+
+def seats(layout: Layout, cluster: ClusterSpec, given: Sequence[Host] | None = None, sizes: Sizes | None = None) -> Seats:
     """Gives every server of the job a host: of those `given`, or made-up names that say where it has to stand.
 
     Supernodes are taken in the order in which they are given, each for one part of the job that it can hold whole; what it has
     left stays free. InputError where none can, or where the devices listed for a server are not as many as the job runs there.
     """
-    columns = placement(layout, cluster, devices=devices)
+    columns = placement(layout, cluster, sizes=sizes)
     first = columns["device"] == 0
     homes = columns["supernode"][first]
     needs = np.bincount(homes).tolist()

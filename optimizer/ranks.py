@@ -14,7 +14,7 @@ import numpy as np
 
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.errors import InputError
-from ..search_spaces.groups import DENSE, DIMENSIONS, EXPERT
+from ..search_spaces.groups import DENSE, DIMENSIONS, EXPERT, Sizes, unit_of
 from ..search_spaces.layout import RANK_ORDERS, Ints, Layout
 
 SERVER_LEVELS = ("server", "node", "host")
@@ -41,36 +41,23 @@ def coordinates(layout: Layout, order: str | None = None) -> dict[str, Ints]:
     return table
 
 
-def placement(layout: Layout, cluster: ClusterSpec, order: str | None = None, devices: int | None = None) -> dict[str, Ints]:
+def placement(layout: Layout, cluster: ClusterSpec, order: str | None = None, sizes: Sizes | None = None) -> dict[str, Ints]:
     """`coordinates` with the server ("host"), the "device" of it and the supernode of every rank, filled in the order of ranks.
 
-    `devices` are the problem's, on which the layout was priced: where it leaves some idle, supernodes are as full as without that.
+    `sizes` are the problem's, by which the layout was priced (`Problem.allocated_sizes`); by default those of its own devices.
     No server stands in two supernodes: where a supernode's share of the job is no whole number of them, its last is part empty.
     """
-    table = coordinates(layout, order)
-    home, server = (of(cluster, devices or layout.devices) for of in (devices_per_supernode, devices_per_server))
-    supernode, inside = np.divmod(table["rank"], home)
-    host = supernode * -(-home // server) + inside // server
-    return {**table, "host": host, "device": inside % server, "supernode": supernode}
+    table, sizes = coordinates(layout, order), sizes or cluster.allocated_sizes(layout.devices)
+    host = unit_of(table["rank"], sizes[server_place(cluster) :])
+    first = np.unique(host, return_index=True)[1]
+    supernode = unit_of(table["rank"], sizes[cluster.supernode_place :])
+    return {**table, "host": host, "device": table["rank"] - first[host], "supernode": supernode}
 
 
-def devices_per_supernode(cluster: ClusterSpec, devices: int) -> int:
-    """Ranks that one supernode runs in a job of `devices`."""
-    return cluster.allocated_sizes(devices)[[level.name for level in cluster.levels].index(cluster.supernode)]
-
-
-def devices_per_server(cluster: ClusterSpec, devices: int) -> int:
-    """Ranks that one server runs in a job of `devices`.
-
-    A cluster that names no level server, node or host is taken to have servers as large as its innermost level.
-    """
-    return cluster.allocated_sizes(devices)[[level.name for level in cluster.levels].index(server_level(cluster))]
-
-
-def server_level(cluster: ClusterSpec) -> str:
-    """The level whose units are servers."""
+def server_place(cluster: ClusterSpec) -> int:
+    """Index of the level whose units are servers: the innermost where none is called server, node or host."""
     names = [level.name for level in cluster.levels]
-    return next((name for name in SERVER_LEVELS if name in names), names[0])
+    return next((names.index(name) for name in SERVER_LEVELS if name in names), 0)
 
 
 Grids = tuple[dict[str, int], Ints, dict[str, int], Ints]

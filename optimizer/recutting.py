@@ -7,7 +7,7 @@ keep few micro-batches in flight redo fewer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from .chunking import Blocks, Chunking
 from .chunks import Chunks, best_chunks, walked
 from .critical_paths import Pipeline
 from .deadline import Deadline
+from .interrupts import stoppable
 from .search import NEAR, Candidate, Found
 from .stages import EQUAL, ROUNDING, cut_family, cutting_of, least_partitions, partitioned_exactly
 
@@ -151,13 +152,35 @@ def redoes_by_chunk(problem: Problem, layout: Layout) -> bool:
     return problem.stack.recompute_by_chunk and whole and not is_lent(problem, layout) and "recompute" not in problem.workload.fix
 
 
-def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = True) -> tuple[list[Candidate], Recut | None]:
-    """The best layouts of a search, and those near them, with better cuts where there are any; the best of each frame, fastest
-    first, and what is proved of the fastest's cuts.
+@dataclass(frozen=True)
+class Settled:
+    """The best layouts of a search, cut again, the best of each frame, fastest first, and what is proved of the fastest's cuts.
 
-    Those that no cuts could bring among the best stay as they are. Nothing is proved where there is one way to cut it, no time
-    left, or nobody asks for it (`bounded`).
+    `whole`: neither the deadline nor an interrupt left any of them out.
     """
+
+    best: list[Candidate]
+    cuts: Recut | None
+    whole: bool
+
+
+def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = True) -> Settled:
+    """The best layouts of a search, and those near them, with better cuts where there are any; an interrupt leaves what it finds.
+
+    Nothing is proved where there is one way to cut the fastest, no time left, or nobody asks for it (`bounded`).
+    """
+    best, cuts, whole = found.best, None, False
+    with stoppable() as ended:
+        for better in _moved(model, found, deadline):
+            best = better
+        whole = not deadline.passed
+        if bounded and whole:
+            best, cuts = _proved_first(model, best)
+    return Settled(best, cuts, whole and not ended.stopped)
+
+
+def _moved(model: CostModel, found: Found, deadline: Deadline) -> Iterator[list[Candidate]]:
+    """The best layouts of a search with ever better cuts; those that no cuts could bring among the best stay as they are."""
     candidates = sorted(_distinct([*found.best, *found.near]), key=lambda candidate: candidate.step_time_s)
     rows = model.rows(LayoutTable.from_layouts([candidate.layout for candidate in candidates]))
     least_s = row_bounds_s(model, rows, least_after(model, rows))
@@ -173,11 +196,15 @@ def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = 
         step_s, layout = _downhill(model, rows.take(np.array([place])), candidate.layout, limit_s)
         if step_s < limit_s * (1.0 - EQUAL) and model.price(LayoutTable.from_layouts([layout])).fits[0]:
             by_frame[frame] = Candidate(step_s, layout)
-    best = sorted(by_frame.values(), key=lambda candidate: candidate.step_time_s)[:kept]
-    if model.problem.stack.recompute_by_chunk:
-        redone = [_redone_by_chunk(model, candidate, deadline, DEPTH_SECONDS / len(best)) for candidate in best]
-        best = sorted(redone, key=lambda candidate: candidate.step_time_s)
-    return _proved_first(model, best, bounded and not deadline.passed)
+            yield _fastest(by_frame.values())[:kept]
+    best = _fastest(by_frame.values())[:kept]
+    for place, candidate in enumerate(best if model.problem.stack.recompute_by_chunk else ()):
+        best = [*best[:place], _redone_by_chunk(model, candidate, deadline, DEPTH_SECONDS / len(best)), *best[place + 1 :]]
+        yield _fastest(best)
+
+
+def _fastest(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda candidate: candidate.step_time_s)
 
 
 def _redone_by_chunk(model: CostModel, candidate: Candidate, deadline: Deadline, seconds: float) -> Candidate:
@@ -204,17 +231,17 @@ def _frame(layout: Layout) -> tuple[int, ...]:
     return tuple(getattr(layout, name) for name in FRAME)
 
 
-def _proved_first(model: CostModel, found: list[Candidate], asked: bool) -> tuple[list[Candidate], Recut | None]:
-    """The layouts with the first as CP-SAT cuts it, where that is asked and there are several ways to, and its bound.
+def _proved_first(model: CostModel, found: list[Candidate]) -> tuple[list[Candidate], Recut | None]:
+    """The layouts with the first as CP-SAT cuts it, where there are several ways to, and its bound.
 
     None where stages lend each other memory, which couples their limits.
     """
     first = found[0]
-    if not asked or not _cut_freely(model, first.layout) or is_lent(model.problem, first.layout):
+    if not _cut_freely(model, first.layout) or is_lent(model.problem, first.layout):
         return found, None
     proof = proved(model, first.layout)
     if proof.step_time_s < first.step_time_s * (1.0 - EQUAL):
-        found[0] = replace(first, step_time_s=proof.step_time_s, layout=proof.layout)
+        found = [replace(first, step_time_s=proof.step_time_s, layout=proof.layout), *found[1:]]
     return found, proof
 
 
@@ -249,7 +276,7 @@ def _split(rows: Rows) -> Split:
 def _ends(model: CostModel, rows: Rows, limit_s: float | None = None) -> list[tuple[tuple[int, ...], float]]:
     """Where single moves of blocks lead one row's cuts, fastest last, with their steps: from the fastest of its own and of the
     search's that fits, and from those of equal work. Its own alone where none fits; with a limit the first way alone, if it begins
-    near the limit.
+    near the limit and as far as that is in reach.
     """
 
     def price(cuts: Ints, closed_form: bool = False) -> Floats:
@@ -267,13 +294,31 @@ def _ends(model: CostModel, rows: Rows, limit_s: float | None = None) -> list[tu
 
     (pp, vpp, _), own, family = rows.shape, _split(rows).cuts, cut_family(model, rows)[0]
     starts = list(dict.fromkeys([own, *map(tuple, family.tolist())]))
-    begin_s = dict(zip(starts, price(np.array(starts)).tolist(), strict=True))
-    fastest = min(starts, key=begin_s.__getitem__)
-    if begin_s[fastest] > (np.inf if limit_s is None else limit_s * (1.0 + NEAR)):
-        return [(own, begin_s[own])]
-    begun = sorted({fastest, tuple(family[0].tolist()) if limit_s is None else fastest})
-    ends = [walked(cutting_of(model, pp, vpp), start, begin_s[start], price, below)[-1] for start in begun]
+    equal, goal_s = tuple(family[0].tolist()), np.inf if limit_s is None else limit_s
+    begin_s = _fastest_starts(starts, price, below, {equal} if limit_s is None else set())
+    fastest = min(begin_s, key=begin_s.__getitem__)
+    if begin_s[fastest] > goal_s * (1.0 + NEAR):
+        return [(own, begin_s.get(own, np.inf))]
+    begun = sorted({fastest, equal if limit_s is None else fastest})
+    ends = [walked(cutting_of(model, pp, vpp), start, begin_s[start], price, below, goal_s=goal_s)[-1] for start in begun]
     return sorted(ends, key=lambda end: -end[1]) if any(np.isfinite(step_s) for _, step_s in ends) else [(own, begin_s[own])]
+
+
+def _fastest_starts(
+    starts: Sequence[tuple[int, ...]],
+    price: Callable[[Ints], Floats],
+    below: Callable[[Ints, float], Floats],
+    others: set[tuple[int, ...]],
+) -> dict[tuple[int, ...], float]:
+    """The steps of those ways to cut that may be the fastest by what they take at least (`below`), and of some `others`."""
+    least_s = below(np.array(starts), np.inf)
+    first = int(least_s.argmin())
+    known = {starts[first]: float(price(np.array([starts[first]]))[0])}
+    left = [way for way, least in zip(starts, least_s.tolist(), strict=True) if least <= known[starts[first]] or way in others]
+    left = [way for way in left if way not in known]
+    steps = price(np.array(left)).tolist() if left else []
+    known |= dict(zip(left, steps, strict=True))
+    return {way: known[way] for way in starts if way in known}
 
 
 def _fullest_s(row: Rows, cuts: Ints) -> Floats:

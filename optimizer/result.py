@@ -69,7 +69,8 @@ class Certificate(Result):
 
     How many met which end, and `any_cuts_lower_bound_s`, hang on where a search begins as well: a point of a sweep, which begins
     with what others found before it, tells neither, so that it is the same whatever these were.
-    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it. `space` says how
+    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it, and there is none
+    where that was not bounded either. `space` says how
     each layout is cut into chunks: `status`, `lower_bound_s` and `gap` hold for these cuts, `any_cuts_lower_bound_s` and
     `any_cuts_gap` for all layouts however they are cut, chunks redoing as many layers each. Of the plan's own layout no other cuts
     are faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap), nor other depths of its chunks where its stack is told
@@ -82,8 +83,8 @@ class Certificate(Result):
     scored: int | None = None
     cut_by_bound: int | None = None
     cut_by_memory: int | None = None
-    lower_bound_s: float
-    gap: float
+    lower_bound_s: float | None = None
+    gap: float | None = None
     seconds: float
     any_cuts_lower_bound_s: float | None = None
     any_cuts_gap: float | None = None
@@ -124,6 +125,7 @@ class Switch(Result):
     ruled_out: tuple[str, ...] = ()
     stopped: bool = False  # before all that can be reached was priced
     assumption: str
+    lies: str = ""  # how the job's devices lie, in a sentence, where not as the plan's
 
 
 class FrontPoint(PricedLayout):

@@ -16,7 +16,7 @@ from .deadline import Deadline
 from .incumbent import Setting
 from .interrupts import stoppable
 from .recutting import Recut, settled
-from .search import Candidate, Found, Search
+from .search import Candidate, Found, Search, unsearched
 from .stages import EQUAL
 from .supernode_result import InsideCost, LeftOption, ReservePrice
 
@@ -165,11 +165,9 @@ class _Reserves:
         self.complete = found.complete
         if not found.best:
             return None
-        try:
-            return settled(other.model(), found, self.deadline, bounded=False)[0][0]
-        except KeyboardInterrupt:
-            self.complete = False
-            return found.best[0]
+        moved = settled(other.model(), found, self.deadline, bounded=False)
+        self.complete = self.complete and moved.whole
+        return moved.best[0]
 
     def last_change(self, step_s: float) -> tuple[float, float | None]:
         """The least reserve from which on nothing is faster than `step_s` by a CHANGE, in GiB, and the step with less, if any."""
@@ -212,7 +210,7 @@ def with_reserve(problem: Problem, gib: float) -> Problem:
 
 def faster(setting: Setting, ceiling_s: float, limit_s: float | None, progress: Callable[[float], None] | None = None) -> Found:
     """The best layout of a setting that is faster than the ceiling, within a time limit; Ctrl-C ends it like the limit does."""
-    search = Search(Space(setting.problem), setting.model(), 1, limit_s, ceiling_s * (1.0 - EQUAL))
+    space, model = Space(setting.problem), setting.model()
     with stoppable():
-        return search.run(progress)
-    return search.end(False, 0.0)
+        return Search(space, model, 1, limit_s, ceiling_s * (1.0 - EQUAL)).run(progress)
+    return unsearched(space, model)

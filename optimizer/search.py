@@ -9,7 +9,7 @@ what is found), cut by memory (no partition of it fits), or scored (its best par
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -45,9 +45,9 @@ to be cut for a bound that tells them apart, which the limit that the sample set
 """
 WORKS_PER_WAVE = 2048
 ROWS_PER_WAVE = 1024
-WAVE_AT_FIRST = 64
+WAVE_AT_FIRST, WAVE_BELOW = 64, 512
 """Works, and layouts, that are taken up before the limit is looked at again; the first waves are small, and double: what they find
-spares the later ones most.
+spares the later ones most. Where a limit is known from the begin they are of many, which cost little more together than a few do.
 """
 FRAMES_LOOKED_AT, WORKS_LOOKED_AT = 256, 1 << 13
 """Frames from the whole order, and works of theirs, among which a layout that fits is looked for first where any will do."""
@@ -158,6 +158,8 @@ class Found:
     frames: int = 0
     any_cuts_bound_s: float = np.inf
     """What no layout can beat however it is cut, where `lower_bound_s` holds for the cuts that the search gives each."""
+    frames_bound_s: float = 0.0
+    """What none can beat that fits however much it redoes besides; 0 where no frame was looked at."""
     near: list[Candidate] = field(default_factory=list)
     """Layouts a little slower than the best, one for each frame, vpp and micro-batch: cut in other ways they may be faster."""
 
@@ -188,7 +190,7 @@ class Search:
         self._best: dict[int, _Kept] = {}
         self._ceiling_s = ceiling_s
         self._frame_limit_s = np.full(len(space.frames), ceiling_s)
-        self._works_per_wave = self._rows_per_wave = WAVE_AT_FIRST
+        self._works_per_wave = self._rows_per_wave = WAVE_AT_FIRST if np.isinf(ceiling_s) else WAVE_BELOW
         self._near: dict[tuple[int, ...], list[tuple[float, _Kept]]] = {}
         self._any_cuts_s = np.inf
         self._looked = False
@@ -251,7 +253,9 @@ class Search:
         bound, fits = frame_bounds(self.model, self.space)
         found.counts.cut_by_memory += int(self.space.legal_per_frame[~fits].sum())
         order = np.argsort(bound, kind="stable")
-        return order[fits[order] & (per_frame[order] > 0)], bound
+        order = order[fits[order] & (per_frame[order] > 0)]
+        found.frames_bound_s = float(bound[order].min(initial=np.inf))
+        return order, bound
 
     def end(self, complete: bool, open_bound_s: float) -> Found:
         """What was found; `open_bound_s` is the least bound of what was not looked at."""
@@ -547,6 +551,29 @@ class Search:
             frame, seconds = int(part.frame[row]), float(step_time_s[row])
             self._frame_limit_s[frame] = seconds
             self._best[frame] = self._kept(part, row, cuts[row], seconds)
+
+
+def unsearched(space: Space, model: CostModel) -> Found:
+    """What is known of a space whose search an interrupt ended before it found anything: the bounds of its frames, and where that
+    is interrupted too nothing.
+    """
+    search = Search(space, model)
+    with stoppable():
+        search.begin()
+    search.end(False, search.found.frames_bound_s)
+    return search.found
+
+
+def over_all(best: Found, searched: Sequence[Found]) -> Found:
+    """The best layouts of one of some spaces with what the searches of all prove."""
+    complete = all(each.complete for each in searched)
+    return replace(
+        best,
+        complete=complete,
+        lower_bound_s=best.best[0].step_time_s if complete else min(each.lower_bound_s for each in searched),
+        any_cuts_bound_s=min(each.any_cuts_bound_s for each in searched),
+        frames_bound_s=min(each.frames_bound_s for each in searched),
+    )
 
 
 def _groups(table: LayoutTable, members: npt.NDArray[np.intp], depth: bool) -> Iterator[npt.NDArray[np.intp]]:

@@ -119,7 +119,7 @@ def _knobs(setting: Setting) -> Iterator[Knob]:
     yield Knob("memory", "GiB", lambda s, gib: more_memory(s, gib * GIB), 1.0, "+1 GiB of memory", 0.0, memory)
     yield Knob("compute", "×", faster_compute, 1.1, "+10 % compute", 1.0, RATE_RANGE)
     yield Knob("memory bandwidth", "×", faster_memory, 1.1, "+10 % memory bandwidth", 1.0, RATE_RANGE)
-    inside = [1, *(size for size in cluster.allocated_sizes(devices))]
+    inside = [1, *(size for size in setting.problem.allocated_sizes)]
     used = [i for i, (below, size) in enumerate(pairwise(inside)) if size > below]
     for i in used:
         name = cluster.levels[i].name

@@ -5,16 +5,17 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from ..cost_models.checkpoint import Failures
-from ..cost_models.reliability import SECONDS_PER_DAY, server_size, spares, supernode_size
+from ..cost_models.reliability import SECONDS_PER_DAY, SERVER, SUPERNODE, server_size, spare_units, supernode_size
 from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.degraded import LARGE_TILES
 from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.inputs import MOST_DEVICES, build_problem, load_cluster, load_model
 from ..search_spaces.layout import Problem
-from .endurance import failure_lines, goodput_of, stretch_ends
+from .endurance import failure_lines, furthest, stretch_ends
 from .planner import plan
 from .result import Goodput, Line, PricedLayout, Result
 
@@ -24,9 +25,16 @@ STEPS = (8, 9, 10, 12, 15)
 FURTHEST = 2.0
 """Factor by which the next count may be larger: one that is far too large takes long to plan."""
 MOST_PLANS = 24
+MORE = 1.25
+"""Counts with which every device would have to do so many times what it does at any count tried are not tried."""
+APART = 0.03
+"""Share by which counts that are tried one after another differ at least: nearer ones are found between them."""
 NEAR = 0.01
 """Share of a count by which the one below it may be off: steps are not known any better."""
 MOST_SURE = 4  # plans of larger counts, to find one that is in time at the late end of what is uncertain
+LAYOUTS = 4  # of a count, the fastest ones: of these the one that gets furthest with failures is taken
+REPAIR_DAYS = 3.0
+"""Days that what fails is away where nobody says: a part from the maker's stock, its change, a test (assumed, and told)."""
 NO_GAIN = 3  # larger jobs in a row that are no faster than the fastest before the batch is taken to be the limit
 Progress = Callable[[str, float], None]
 
@@ -72,9 +80,10 @@ class Tried(Result):
 class Sizing(Result):
     """The least count found that is done in time, all that were tried, and the arithmetic in lines.
 
-    Counts are whole units of `unit` devices. `short` is the largest that is known to be too slow, none where no smaller one could
-    do; those between it and the chosen one were not tried. `sure` is the least tried that is in time at the late end of the
-    interval of its days, none where no count tried is.
+    Counts are whole units of `unit` devices, none below `least`: there a device would have to do MORE times what it does at any
+    count tried. `short` is the largest tried that is too slow and smaller than the chosen one, none where there is none; those
+    between the two were not tried. `sure` is the least tried that is in time at the late end of the interval of its days, none
+    where no count tried is.
     """
 
     model: str
@@ -86,12 +95,15 @@ class Sizing(Result):
     active_parameters: int
     chosen: Tried
     sure: Tried | None
-    short: int
+    least: int
+    short: int | None
     unit: int
     tried: tuple[Tried, ...]
     lines: tuple[Line, ...]
     failure_lines: tuple[Line, ...] = ()
     spare_servers: int | None = None
+    spare_supernodes: int | None = None
+    repair_days: float
     assumptions: tuple[str, ...] = ()
 
 
@@ -108,11 +120,13 @@ def size(
 ) -> Sizing:
     """The fewest devices, in whole units, with which the run is done in its days.
 
-    Starts where every device would run at its peak, goes to the count that the plan there asks for, and so on: larger jobs are
-    less efficient, so this comes from below. Between the last count that takes too long and the first that does not, it halves
-    over all whole units, down to NEAR: but for a percent or so days fall as devices are added, since a plan leaves those idle
-    that the batch's or the model's divisors have no use for. What a plan leaves idle is then left out. Infeasible where no count
-    tried is in time. InputError for a target that is none.
+    Every plan may leave devices idle and spread the others over supernodes as it likes; what it leaves idle is left out. Larger
+    jobs are mostly less efficient, so a count in time is come to from below, from where every device would run at its peak. But
+    one that divides its supernodes well may do with fewer devices than one that is larger: of all counts with which no device has
+    to do MORE times what it did in any plan, the likely ones (`likely`) are tried from the least on, then the whole units between
+    the last that is too slow and the first that is not, by halving, down to NEAR. The chosen count gets the layout that gets
+    furthest with failures, of its fastest LAYOUTS. Infeasible where no count tried is in time. InputError for a target that is
+    none.
     """
     if not 0 < run.days < math.inf:
         raise InputError(f"--days {run.days:g}: must be a number of days greater than 0")
@@ -120,33 +134,29 @@ def size(
         raise InputError(f"--target-mfu {target_mfu:g}: must be a share of the peak, such as 0.4")
     if repair_days is not None and not 0 < repair_days < math.inf:
         raise InputError(f"--repair-days {repair_days:g}: must be a number of days greater than 0")
-    unit, tried = _unit(run.cluster), dict[int, Tried]()
-
-    def at(devices: int) -> Tried:
-        if devices not in tried:
-            tried[devices] = attempt(run, devices)
-            if progress is not None:
-                progress(f"{devices:,} devices", min(len(tried) / MOST_PLANS, 1.0))
-        return tried[devices]
-
-    enough = _first_in_time(run, counts(run.cluster), at)
-    slower = [count for count, one in tried.items() if count < enough and not _in_time(run, one)]
-    short, enough = _narrowed(run, unit, max(slower, default=int(_least(run)) // unit * unit), enough, at)
-    _look_for_sure(run, enough, at)
+    trials = _Trials(run, progress)
+    enough = _first_in_time(trials, target_mfu)
+    least = trials.least()
+    enough = _narrowed(trials, least, _fewer(trials, least, enough))
+    trials.look_closer(enough)
+    _look_for_sure(trials, enough)
+    tried = trials.tried
     sure = next((tried[count] for count in sorted(tried) if count >= enough and _surely_in_time(run, tried[count])), None)
-    found = _Found(tried[enough], sure, short, unit, tuple(tried[count] for count in sorted(tried)))
+    found = _Found(tried[enough], sure, least, trials.short(enough), trials.unit, tuple(tried[count] for count in sorted(tried)))
     return _sized(run, found, target_mfu, repair_days)
 
 
-def attempt(run: Run, devices: int) -> Tried:
-    """The best layout on so many devices, and the days that the run takes with it, failures included where they are known."""
+def attempt(run: Run, devices: int, layouts: int = 1) -> Tried:
+    """A layout on so many devices and the days that the run takes with it: of the fastest `layouts` the one that gets furthest
+    with failures, where those are known.
+    """
     problem = run.problem(devices)
+    failures = Failures.of(problem)
     try:
-        best = plan(problem, profile=run.profile, top=1, inside_by_default=True, spread=False, bound_cuts=False).plan
+        found = plan(problem, profile=run.profile, top=layouts if failures else 1, inside_by_default=True, bound_cuts=False)
     except Infeasible as error:
         return Tried(devices=devices, reason=error.summary)
-    failures = Failures.of(problem)
-    goodput = None if failures is None else goodput_of(failures, best)
+    best, goodput = (found.plan, None) if failures is None else furthest(failures, (found.plan, *found.alternatives))
     step_s = best.step_time_s if goodput is None else goodput.effective_step_s
     stretches = (1.0, 1.0) if failures is None else stretch_ends(failures, best)
     low, high = (run.days_of(end * stretch) for end, stretch in zip(best.step_time_interval_s, stretches, strict=True))
@@ -162,6 +172,22 @@ def counts(cluster: ClusterSpec) -> tuple[int, ...]:
     smooth = {*range(1, 8), *(step << power for step in STEPS for power in range(24))}
     units = {_unit(cluster), supernode_size(cluster)}
     return tuple(sorted({unit * number for unit in units for number in smooth if unit * number <= most}))
+
+
+def likely(cluster: ClusterSpec, least: int, below: int) -> list[int]:
+    """Counts from `least` to less than `below`: those of `counts`, and equal shares of every supernode that groups of powers of two
+    tile, as 64 of 72; of those that are not APART the one that the larger power of two divides.
+    """
+    size = supernode_size(cluster)
+    shares = {size // tile * tile for tile in LARGE_TILES} - {0}
+    every = {*counts(cluster), *(count for share in shares for count in range(-(-least // share) * share, below, share))}
+    found: list[int] = []
+    for count in sorted(count for count in every if least <= count < below):
+        if not found or count >= found[-1] * (1.0 + APART):
+            found.append(count)
+        elif count & -count > found[-1] & -found[-1]:
+            found[-1] = count
+    return found
 
 
 def arithmetic(
@@ -202,12 +228,56 @@ def _least(run: Run) -> float:
     return _per_token(run) * run.tokens / run.cluster.accelerator.peak_flops[run.precision].value / SECONDS_PER_DAY / run.days
 
 
-def _first_in_time(run: Run, ladder: tuple[int, ...], at: Callable[[int], Tried]) -> int:
+@dataclass
+class _Trials:
+    """Counts of a run that were planned, each once."""
+
+    run: Run
+    progress: Progress | None
+    tried: dict[int, Tried] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.unit, self.ladder = _unit(self.run.cluster), counts(self.run.cluster)
+
+    def at(self, devices: int) -> Tried:
+        if devices not in self.tried:
+            self.tried[devices] = attempt(self.run, devices)
+            if self.progress is not None:
+                self.progress(f"{devices:,} devices", min(len(self.tried) / MOST_PLANS, 1.0))
+        return self.tried[devices]
+
+    def in_time(self, devices: int) -> bool:
+        return _in_time(self.run, self.at(devices))
+
+    def look_closer(self, devices: int) -> None:
+        """Has a count's layout chosen by what failures make of it, where they are known."""
+        if self.at(devices).goodput is not None:
+            self.tried[devices] = attempt(self.run, devices, LAYOUTS)
+
+    def without_idle(self, devices: int) -> int:
+        """Of a count in time what its plan uses, as long as a plan of only that is in time."""
+        used = self.at(devices).plan
+        needed = devices if used is None else -(-used.devices_used // self.unit) * self.unit
+        return self.without_idle(needed) if needed < devices and self.in_time(needed) else devices
+
+    def short(self, enough: int) -> int | None:
+        """The largest count tried that is too slow and less than one in time."""
+        return max((count for count, one in self.tried.items() if count < enough and not _in_time(self.run, one)), default=None)
+
+    def least(self) -> int:
+        """Whole units with which the run were in time if a device did MORE times what it did in any plan, or worked at its peak."""
+        done = [one.plan.devices_used * one.days for one in self.tried.values() if one.plan is not None and one.days is not None]
+        wanted = max(_least(self.run), min(done) / MORE / self.run.days)
+        return max(math.ceil(wanted / self.unit), 1) * self.unit
+
+
+def _first_in_time(trials: _Trials, target_mfu: float | None) -> int:
     """A count of the ladder that is in time, come to from below."""
+    run, ladder = trials.run, trials.ladder
     place = min(bisect.bisect_left(ladder, _least(run)), len(ladder) - 1)
     fastest, stale = math.inf, 0
     for _ in range(MOST_PLANS):
-        found = at(ladder[place])
+        found = trials.at(ladder[place])
         if _in_time(run, found):
             return found.devices
         if found.days is not None:
@@ -218,58 +288,76 @@ def _first_in_time(run: Run, ladder: tuple[int, ...], at: Callable[[int], Tried]
             break
         wanted = found.devices * (FURTHEST if found.days is None else min(found.days / run.days, FURTHEST))
         place = min(max(place + 1, bisect.bisect_left(ladder, wanted)), len(ladder) - 1)
-    reasons = _limit(run, found, fastest) if place == len(ladder) - 1 and stale < NO_GAIN else _why(run, found, fastest)
+    at_the_end = place == len(ladder) - 1 and stale < NO_GAIN
+    reasons = _limit(run, found, fastest, target_mfu) if at_the_end else _why(run, found, fastest)
     raise Infeasible(f"no count of {run.cluster.name} does {run.tokens:.3g} tokens in {run.days:g} days", reasons)
 
 
-def _narrowed(run: Run, unit: int, short: int, enough: int, at: Callable[[int], Tried]) -> tuple[int, int]:
-    """The largest count that is too slow and the least that is in time, whole units within NEAR of each other."""
+def _fewer(trials: _Trials, least: int, enough: int) -> int:
+    """The least of the likely counts that is in time, where that is less than one that is known to be."""
+    enough = trials.without_idle(enough)
+    found = next((count for count in likely(trials.run.cluster, least, enough) if trials.in_time(count)), enough)
+    return trials.without_idle(found)
+
+
+def _narrowed(trials: _Trials, least: int, enough: int) -> int:
+    """The least count that is in time, whole units being halved from the largest below it that is too slow, down to NEAR."""
+    unit = trials.unit
     for _ in range(MOST_PLANS):
-        used = at(enough).plan
-        needed = enough if used is None else -(-used.devices_used // unit) * unit
-        if short < needed < enough and _in_time(run, at(needed)):
-            enough = needed
+        short = max(trials.short(enough) or 0, least - unit)
         if enough - short <= max(unit, NEAR * enough):
             break
         middle = max((short + enough) // 2 // unit * unit, short + unit)
-        short, enough = (short, middle) if _in_time(run, at(middle)) else (middle, enough)
-    return short, enough
+        enough = trials.without_idle(middle) if trials.in_time(middle) else enough
+    return enough
 
 
-def _look_for_sure(run: Run, enough: int, at: Callable[[int], Tried]) -> None:
+def _look_for_sure(trials: _Trials, enough: int) -> None:
     """Tries larger counts until one is in time at the late end of what is uncertain, or adding devices does not help."""
-    ladder, found, before = counts(run.cluster), at(enough), math.inf
+    run, ladder, found, before = trials.run, trials.ladder, trials.at(enough), math.inf
     for _ in range(MOST_SURE):
         high = math.inf if found.days_interval is None else found.days_interval[1]
         larger = bisect.bisect_left(ladder, found.devices * min(high / run.days, FURTHEST))
         if high <= run.days or high >= before or larger == len(ladder):
             return
-        found, before = at(ladder[larger]), high
+        found, before = trials.at(ladder[larger]), high
 
 
-def _limit(run: Run, last: Tried, fastest: float) -> tuple[str, ...]:
+def _limit(run: Run, last: Tried, fastest: float, target_mfu: float | None) -> tuple[str, ...]:
     """What it would take beyond the cluster's or the planner's largest job, what that one can do, and the arithmetic."""
     most = run.cluster.max_devices
     why = f"{run.cluster.name} has no more" if most is not None and most <= MOST_DEVICES else "no larger job is planned"
     largest = f"{last.devices:,} devices, the most that were tried since {why}"
+    targeted = () if target_mfu is None else tuple(_in_words([_at_target(run, target_mfu)]))
     if last.days is None:
         peak = run.cluster.accelerator.peak_flops[run.precision].value
         least = f"by the arithmetic 6·N·D takes at least {_least(run):,.0f} devices, were each at its peak"
-        return (f"with {largest}: {last.reason}", least, *_by_hand(run, peak, "of a device at its peak"))
+        return (f"with {largest}: {last.reason}", least, *_by_hand(run, peak, "of a device at its peak"), *targeted)
     needed, seen = last.devices * last.days / run.days, run.tokens * run.days / last.days
     rate = _per_token(run) * run.tokens / (last.devices * last.days * SECONDS_PER_DAY)
     return (
         f"about {needed:,.0f} devices would, were they as efficient as {largest}",
         f"those take {last.days:.3g} days, failures included, or see {seen:.3g} tokens in {run.days:g} days",
         *_by_hand(run, rate, "of a device in the largest job that was tried"),
+        *targeted,
         *(_why(run, last, fastest)[1:] if last.days > fastest else ()),
     )
 
 
 def _by_hand(run: Run, rate: float, words: str) -> Iterator[str]:
     """The arithmetic at what a device does, FLOP/s, a line a step."""
-    for line in arithmetic(_per_token(run) / 6.0, run.tokens, run.days, rate, words):
-        yield f"{line.name}: {line.expression} = {line.value:.4g} {line.unit}".rstrip()
+    return _in_words(arithmetic(_per_token(run) / 6.0, run.tokens, run.days, rate, words))
+
+
+def _in_words(lines: Iterable[Line]) -> Iterator[str]:
+    return (f"{line.name}: {line.expression} = {line.value:.4g} {line.unit}".rstrip() for line in lines)
+
+
+def _at_target(run: Run, mfu: float) -> Line:
+    """The devices that a constant MFU would take."""
+    peak = run.cluster.accelerator.peak_flops[run.precision].value
+    words = f"were MFU {mfu:.0%} of {peak / 1e12:,.0f} TFLOP/s at every size, and nothing failed"
+    return Line(name="devices", expression=words, value=_least(run) / mfu, unit="")
 
 
 def _why(run: Run, last: Tried, fastest: float) -> tuple[str, ...]:
@@ -295,7 +383,8 @@ class _Found:
 
     chosen: Tried
     sure: Tried | None
-    short: int
+    least: int
+    short: int | None
     unit: int
     tried: tuple[Tried, ...]
 
@@ -305,7 +394,7 @@ def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float
     model, best, goodput = load_model(run.model), chosen.plan, chosen.goodput
     assert best is not None  # it is in time
     share = 1.0 if goodput is None else goodput.goodput
-    active, peak = model.active_parameters(embedding=False), run.cluster.accelerator.peak_flops[run.precision].value
+    active = model.active_parameters(embedding=False)
     per_token = best.model_tflops_per_device * 1e12 / best.tokens_per_s_per_device
     rate = 6.0 * active * best.tokens_per_s_per_device * share
     words = (
@@ -314,11 +403,10 @@ def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float
     )
     lines = list(arithmetic(active, run.tokens, run.days, rate, words, model.parameters()))
     if target_mfu is not None:
-        needed = 6.0 * active * run.tokens / (target_mfu * peak * SECONDS_PER_DAY * run.days)
-        at_target = f"were MFU {target_mfu:.0%} of {peak / 1e12:,.0f} TFLOP/s at every size, and nothing failed"
-        lines.append(Line(name="devices", expression=at_target, value=needed, unit=""))
+        lines.append(_at_target(run, target_mfu))
     failures = Failures.of(run.problem(chosen.devices))
-    per_day = 0.0 if goodput is None else goodput.failures_per_day
+    away_days = REPAIR_DAYS if repair_days is None else repair_days
+    spare = spare_units(run.cluster, best.devices_used, away_days)
     return Sizing(
         model=model.name,
         cluster=run.cluster.name,
@@ -329,14 +417,25 @@ def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float
         active_parameters=active,
         chosen=chosen,
         sure=found.sure,
+        least=found.least,
         short=found.short,
         unit=found.unit,
         tried=found.tried,
         lines=tuple(lines),
         failure_lines=() if failures is None else failure_lines(failures, best),
-        spare_servers=None if repair_days is None or goodput is None else spares(per_day, repair_days),
-        assumptions=() if goodput is None else goodput.assumptions,
+        spare_servers=spare.get(SERVER),
+        spare_supernodes=spare.get(SUPERNODE),
+        repair_days=away_days,
+        assumptions=_assumptions(run, goodput, spare, None if repair_days is not None else away_days),
     )
+
+
+def _assumptions(run: Run, goodput: Goodput | None, spare: Mapping[str, int], away_days: float | None) -> tuple[str, ...]:
+    """What a sizing rests on that nobody gave, in sentences; `away_days` is how long a failed unit is taken to be away."""
+    said = () if goodput is None else goodput.assumptions
+    if spare and away_days is not None:
+        said += (f"what fails is away for {away_days:g} days (assumed): --repair-days says otherwise",)
+    return said if spare else (*said, f"no spares: how often {run.cluster.name} fails is not known")
 
 
 def sized(model: str, cluster: str, tokens: float, days: float, global_batch: int, seq_len: int, **more: str | None) -> Run:

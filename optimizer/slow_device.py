@@ -51,7 +51,7 @@ def slow_place(slow: Problem, spared: Problem, profile: Profile, layout: Layout)
     """
     steps = stage_steps_s(slow, spared, profile, layout)
     stage, worst = int(steps[:-1].argmin()), int(steps[:-1].argmax())
-    columns = placement(layout, slow.cluster, devices=slow.devices)
+    columns = placement(layout, slow.cluster, sizes=slow.allocated_sizes)
     rank = int(np.flatnonzero(columns["pp"] == stage)[0])
     return SlowPlace(
         stage=stage,

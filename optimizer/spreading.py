@@ -17,7 +17,7 @@ from .deadline import Deadline
 from .incumbent import Setting
 from .leftover import fuller, on, option_of, words_of
 from .rule_prices import Answer, faster
-from .search import Found
+from .search import Found, over_all
 from .stages import EQUAL
 
 
@@ -31,26 +31,24 @@ def spread_out(
     """The answer with the shortest step on any spread of the setting's devices, given the one for them as they are allocated.
 
     `finished` answers a problem as that was answered, given its fastest layout. The answer is complete only if all spreads were
-    searched to the end.
+    searched to the end; its bounds hold for all of them, those too of which an interrupt left no more than to look at their frames.
     """
     problem, best = setting.problem, answer
-    ways = [(count, on(problem, count, cluster)) for count, cluster in spreads(problem.cluster, problem.devices)]
-    options = [option_of(words_of(problem.cluster, problem.devices), problem, problem.devices, answer.found.best)]
-    complete, bound_s = answer.found.complete, answer.found.lower_bound_s
-    for tried, (count, other) in enumerate(ways[1:], start=1):
+    ways = [on(problem, *each) for each in spreads(problem.cluster, problem.devices)]
+    options = [option_of(words_of(problem), problem, problem.devices, answer.found.best, complete=answer.found.complete)]
+    searched = [answer.found]
+    for tried, other in enumerate(ways[1:], start=1):
         found = faster(Setting(other, setting.profile), _step_s(best), deadline.share_s(len(ways) - tried + 1), progress)
-        complete, bound_s = complete and found.complete, min(bound_s, found.lower_bound_s)
+        searched.append(found)
         again = finished(other, found) if found.best else answer
-        option = option_of(words_of(other.cluster, count), other, problem.devices, again.found.best if found.best else (), True)
-        option = option.model_copy(update={"complete": found.complete})
+        best_there = again.found.best if found.best else ()
+        option = option_of(words_of(other), other, problem.devices, best_there, beaten=True, complete=found.complete)
         faster_one = _step_s(again) < _step_s(best)
         best, options = (again, [option, *options]) if faster_one else (best, [*options, option])
     if not best.found.best:
         return best
-    more = fuller(setting, options, problem.devices, deadline, progress)
-    proved_s = best.found.best[0].step_time_s if complete else bound_s
-    found = replace(best.found, complete=complete, lower_bound_s=proved_s)
-    return replace(best, found=found, options=(*options, *more))
+    more = fuller(ways, setting.profile, options, problem.devices, deadline, progress)
+    return replace(best, found=over_all(best.found, searched), options=(*options, *more))
 
 
 def _step_s(answer: Answer) -> float:

@@ -29,7 +29,7 @@ from ..search_spaces.quantities import led_layers
 from ..search_spaces.row_keys import distinct_rows
 from .families import layer_cuts
 from .known_cuts import KnownCuts
-from .mirrored import mirrored_cuts
+from .mirrored import fitting_cuts, mirrored_cuts
 
 EQUAL = 1e-9
 """Relative difference of step times below which two layouts count as equally fast."""
@@ -315,8 +315,16 @@ def even_cuts(blocks: int, mtp: int, chunks: int) -> Cuts:
 
 def cut_family(model: CostModel, rows: Rows) -> Cuts:
     """The ways to cut rows of one shape that the search looks at where it does not cut exactly, (n, ways, pp·vpp+1): `cut_rules`,
-    and where stages hold mirror images `mirrored_cuts`.
+    and where stages hold mirror images `mirrored_cuts` that fit.
     """
+    (pp, vpp, schedule), family = rows.shape, roomy_family(model, rows)
+    if schedule in MIRRORED and model.problem.stack.cuts_freely(vpp):
+        family[:, 1] = fitting_cuts(model, rows, cutting_of(model, pp, vpp), family[:, 0], family[:, 1])
+    return family
+
+
+def roomy_family(model: CostModel, rows: Rows) -> Cuts:
+    """The same where memory does not matter: none of these cuts is slower than that in its place."""
     (pp, vpp, schedule), (ruled, counted) = rows.shape, cut_rules(model, rows)
     if schedule in MIRRORED and model.problem.stack.cuts_freely(vpp):
         return np.stack([ruled, mirrored_cuts(rows, cutting_of(model, pp, vpp), ruled)], axis=1)
@@ -395,7 +403,8 @@ def fitting_family_s(model: CostModel, rows: Rows, family: Cuts) -> Floats:
 def _family_flow(model: CostModel, rows: Rows, family: Cuts) -> tuple[Rows, Flow, Ints]:
     """Every row once for each of its ways, the pipelines of those that are not alike, and which is whose, (n·ways,)."""
     n, ways, width = family.shape
-    works, work = distinct_rows(rows.work_columns)  # those that do the same are cut alike
+    cut = np.unique(family.reshape(n, -1), axis=0, return_inverse=True)[1].ravel()
+    works, work = distinct_rows([*rows.work_columns, cut])
     flow = model.flow(rows.take(np.repeat(works, ways)), family[works].reshape(-1, width), closed_form=True)
     return rows.take(np.repeat(np.arange(n), ways)), flow, (work[:, None] * ways + np.arange(ways)).ravel()
 

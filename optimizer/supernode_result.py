@@ -65,6 +65,12 @@ class LeftOption(Record):
     complete: bool = True
     least_used: int = 0
 
+    @property
+    def in_supernodes(self) -> tuple[int, ...]:
+        """Devices in each supernode: as many in all but a last, which has the rest."""
+        whole, rest = divmod(self.devices, self.per_supernode)
+        return (*[self.per_supernode] * whole, *([rest] if rest else []))
+
 
 class DevicesLeft(Record):
     """What the job has and what it makes of it: `free` devices in each supernode, `idle` of them in the plan.
@@ -80,6 +86,16 @@ class DevicesLeft(Record):
     options: tuple[LeftOption, ...]
     whole: LeftOption | None = None
     open: bool = False
+
+    @property
+    def in_part(self) -> bool:
+        """Whether no option has all devices: shares that are not equal but for a last one are not planned for."""
+        return all(option.devices < self.devices for option in self.options)
+
+    @property
+    def told(self) -> tuple[int, ...]:
+        """Devices free in each supernode, where that was said or follows from a loss; else none."""
+        return () if self.open else self.free
 
     @property
     def slow(self) -> SlowPlace | None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..cost_models.profile import load_profile
 from ..cost_models.step import CostModel
+from ..search_spaces.degraded import supernode_counts
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible
 from ..search_spaces.inputs import ETP_ASSUMPTION
@@ -24,6 +25,7 @@ from .deadline import NEVER, Deadline
 from .evaluation import evaluate, price_layout
 from .interrupts import stoppable
 from .layout_words import following_dp
+from .leftover import on, words_of
 from .result import Plan, PricedLayout, Switch
 from .why import Limits
 
@@ -61,6 +63,7 @@ def switch(
     plan: Plan,
     current: Layout,
     *,
+    share: int | None = None,
     profile: str | None = None,
     progress: Callable[[float], None] | None = None,
     deadline: Deadline = NEVER,
@@ -69,11 +72,12 @@ def switch(
 
     The layout that is reached without resharding is the best of all legal ones that keep what the checkpoint is written for, each
     of them priced. It is never slower than a current layout that is legal. An interrupt or the deadline ends it with the best of
-    those priced by then.
+    those priced by then. `share`: devices that the current layout has in each supernode; None: as the plan has.
     """
     model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
     here = _with_own_etp(problem, current)
-    priced, broken = _as_it_stands(here, current, profile)
+    standing = _as_it_lies(here, plan, current, share)
+    priced, broken = _as_it_stands(standing, current, profile)
     current = current if priced is None else priced.layout
     clash = _ruled_out(here, current)
     reached, count, stopped = (None, 0, False) if clash else _best_reachable(here, model, current, deadline.hearing(progress))
@@ -92,7 +96,30 @@ def switch(
         ruled_out=clash,
         stopped=stopped,
         assumption=ASSUMPTION,
+        lies=_lies(here, standing, share),
     )
+
+
+def _as_it_lies(problem: Problem, plan: Plan, current: Layout, share: int | None) -> Problem:
+    """The problem with `share` devices of the current layout in each supernode; as it is where they do not fit what is free."""
+    if share is None or problem.allocated_sizes[problem.cluster.supernode_place] == share:
+        return problem
+    left, size = plan.devices_left, problem.cluster.levels[problem.cluster.supernode_place].size
+    told = left is not None and not left.open
+    for devices in (max(problem.devices, current.devices), current.devices):
+        needs = supernode_counts(problem.cluster, devices, share)
+        free = left.free if left is not None and told else (size or devices,) * len(needs)
+        if len(needs) <= len(free) and all(need <= there for need, there in zip(needs, free, strict=False)):
+            return on(problem, devices, share)
+    return problem
+
+
+def _lies(problem: Problem, standing: Problem, share: int | None) -> str:
+    """How the current layout lies, in a sentence, where that is not as the plan does, or not as it did before."""
+    if standing is not problem:
+        return f"What runs now lies as it did: {words_of(standing)}."
+    before = share is None or share == problem.allocated_sizes[problem.cluster.supernode_place]
+    return "" if before else f"What runs now had {share:,} in each supernode, which does not fit; priced as {words_of(problem)}."
 
 
 def _as_it_stands(problem: Problem, current: Layout, profile: str | None) -> tuple[PricedLayout | None, tuple[str, ...]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..search_spaces.groups import DIMENSIONS
-from ..search_spaces.layout import Ints, Layout, Problem
-from .ranks import devices_per_server, devices_per_supernode, groups, placement, server_level
+from ..search_spaces.groups import DIMENSIONS, unit_of
+from ..search_spaces.layout import Ints, Problem
+from .ranks import groups, placement, server_place
 from .result import PricedLayout
 
 GIB = 2.0**30
@@ -50,7 +51,7 @@ class Topology:
     """Columns by rank (placement), the dimensions that have groups of several, the levels, and devices by supernode.
 
     `server` counts the devices of one, by whatever name the cluster calls what it takes for servers; `supernode_size` those that a
-    supernode has, in use or not.
+    supernode has, in use or not; `free` those of every supernode that the job may use, where that was said.
     """
 
     columns: dict[str, Ints]
@@ -61,6 +62,7 @@ class Topology:
     server_name: str
     supernode_name: str
     supernode_size: int
+    free: tuple[int, ...] = ()
 
     @property
     def default(self) -> str:
@@ -68,37 +70,49 @@ class Topology:
         names = [dimension.name for dimension in self.dimensions]
         return next((name for name in ("ep", "tp", "cp", "pp", "dp") if name in names), names[0] if names else "")
 
+    def facts(self) -> dict[str, Any]:
+        """What lies where and what each level carries, as JSON holds it; the place of every rank is in plan.json."""
+        supernode = {"name": self.supernode_name, "size": self.supernode_size, "devices": self.devices.tolist()}
+        supernode |= {"free": list(self.free)} if self.free else {}
+        reaches = ("name", "size", "count", "reach", "most_supernodes")
+        dimensions = [
+            {name: getattr(each, name) for name in reaches} | {"inside": each.inside.tolist(), "across": each.across.tolist()}
+            for each in self.dimensions
+        ]
+        levels = [{"name": level.name, "gib": level.gib, "utilisation": level.utilisation} for level in self.levels]
+        server = {"name": self.server_name, "devices": self.server}
+        return {"supernode": supernode, "server": server, "groups": dimensions, "levels": levels}
 
-def topology(problem: Problem, priced: PricedLayout) -> Topology:
-    """The picture's facts for one layout on the problem's cluster; devices that stay idle are left out."""
+
+def topology(problem: Problem, priced: PricedLayout, free: tuple[int, ...] = ()) -> Topology:
+    """The picture's facts for one layout on the problem's cluster; `free` as `DevicesLeft.told`."""
     layout, cluster = priced.layout, problem.cluster
-    columns = placement(layout, cluster, devices=problem.devices)
+    columns = placement(layout, cluster, sizes=problem.allocated_sizes)
     lists = groups(layout)
+    devices = np.bincount(columns["supernode"], minlength=len(free))
     return Topology(
         columns=columns,
         dimensions=tuple(
-            _dimension(problem, layout, name, np.array(lists[name]))
+            _dimension(problem, columns["supernode"], len(devices), name, np.array(lists[name]))
             for name in DIMENSIONS
             if getattr(layout, name) > 1 and (problem.model.is_moe or name != "edp")
         ),
         levels=_levels(problem, priced),
-        devices=np.bincount(columns["supernode"]),
-        server=min(of(cluster, problem.devices) for of in (devices_per_server, devices_per_supernode)),
-        server_name=server_level(cluster),
+        devices=devices,
+        server=min(problem.allocated_sizes[place] for place in (server_place(cluster), cluster.supernode_place)),
+        server_name=cluster.levels[server_place(cluster)].name,
         supernode_name=cluster.supernode,
         supernode_size=next(level.size or 0 for level in cluster.levels if level.name == cluster.supernode),
+        free=free,
     )
 
 
-def _dimension(problem: Problem, layout: Layout, name: str, members: Ints) -> Dimension:
-    """`members` are the ranks of every group, (groups, size)."""
-    cluster, devices = problem.cluster, layout.devices
-    group = np.empty(devices, dtype=np.int64)
+def _dimension(problem: Problem, supernode: Ints, supernodes: int, name: str, members: Ints) -> Dimension:
+    """`members` are the ranks of every group, (groups, size), `supernode` is every rank's, of so many `supernodes`."""
+    group = np.empty(len(supernode), dtype=np.int64)
     group[members.reshape(-1)] = np.repeat(np.arange(len(members)), members.shape[1])
-    each = devices_per_supernode(cluster, problem.devices)
-    home = np.sort(members // each, axis=1)
+    home = np.sort(supernode[members], axis=1)
     touched = 1 + (np.diff(home, axis=1) > 0).sum(axis=1)
-    supernodes = -(-devices // each)
     inside = np.bincount(home[touched == 1, 0], minlength=supernodes)
     pairs = np.unique(home * len(members) + np.arange(len(members))[:, None]) // len(members)
     return Dimension(
@@ -106,17 +120,18 @@ def _dimension(problem: Problem, layout: Layout, name: str, members: Ints) -> Di
         size=members.shape[1],
         count=len(members),
         group=group,
-        reach=_reach(problem, layout, members),
+        reach=_reach(problem, members),
         most_supernodes=int(touched.max()),
         inside=inside,
         across=np.bincount(pairs, minlength=supernodes) - inside,
     )
 
 
-def _reach(problem: Problem, layout: Layout, members: Ints) -> str:
-    sizes = problem.cluster.allocated_sizes(problem.devices)
-    for level, size in zip(problem.cluster.levels, sizes, strict=True):
-        if (members.min(axis=1) // size == members.max(axis=1) // size).all():
+def _reach(problem: Problem, members: Ints) -> str:
+    sizes = problem.allocated_sizes
+    for place, level in enumerate(problem.cluster.levels):
+        units = unit_of(members, sizes[place:])
+        if (units.min(axis=1) == units.max(axis=1)).all():
             return level.name
     return problem.cluster.levels[-1].name
 

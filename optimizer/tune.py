@@ -275,7 +275,7 @@ def look(subject: Subject, lessons: Lessons, progress: Progress | None = None) -
         )
     if not found.best:
         raise explain_infeasible(problem, model, space)
-    found.best = settled(model, found, NEVER)[0][:FRAMES]
+    found.best = settled(model, found, NEVER).best[:FRAMES]
     best = [candidate.layout for candidate in found.best]
     return Candidates((*best, *_neighbours(model, space, best)), lessons, model, found, space)
 

@@ -18,6 +18,7 @@ from ..search_spaces.layout import FULL_BLOCK, NONE, RANK_ORDERS, SELECTIVE, SHA
 from .deadline import NEVER
 from .evaluation import evaluate, price_layout
 from .explain import conflict, explain_infeasible
+from .interrupts import stoppable
 from .recutting import settled
 from .reports import wording
 from .reports.comparison import compare
@@ -96,12 +97,13 @@ class Ablation(Result):
 
 
 class Ablations(Result):
-    """The plan, and every choice that it makes, taken back one at a time."""
+    """The plan, and every choice that it makes, taken back one at a time; those in `unsearched` an interrupt left out."""
 
     paraplan: str
     problem: Problem
     plan: PricedLayout
     ablations: tuple[Ablation, ...]
+    unsearched: tuple[str, ...] = ()
 
 
 def why_not(
@@ -146,21 +148,31 @@ def ablation(
 ) -> Ablations:
     """What each choice of `chosen` buys: a search without it for every one; the time limit is for each.
 
-    Raises Infeasible where `chosen` itself is illegal or does not fit.
+    An interrupt leaves the choices that were searched before, if any. Raises Infeasible where `chosen` itself is illegal or does
+    not fit.
     """
     curves = load_profile(problem.cluster.accelerator.name, profile)
     plan = _legal(problem, chosen, profile)
     choices = list(_choices(problem, chosen))
-    found = []
-    for index, (choice, instead, limits) in enumerate(choices):
+    found: list[Ablation] = []
+    with stoppable() as ended:
+        for index, (choice, instead, limits) in enumerate(choices):
 
-        def report(share: float, index: int = index, instead: str = instead) -> None:
-            if progress is not None:
-                progress(instead, (index + share) / len(choices))
+            def report(share: float, index: int = index, instead: str = instead) -> None:
+                if progress is not None:
+                    progress(instead, (index + share) / len(choices))
 
-        report(0.0)
-        found.append(_ablation(problem, plan, choice, instead, best_within(problem, limits, curves, time_limit_s, report)))
-    return Ablations(paraplan=version("paraplan"), problem=problem, plan=plan, ablations=tuple(_distinct(found)))
+            report(0.0)
+            found.append(_ablation(problem, plan, choice, instead, best_within(problem, limits, curves, time_limit_s, report)))
+    if ended.by is not None and not found:
+        raise ended.by
+    return Ablations(
+        paraplan=version("paraplan"),
+        problem=problem,
+        plan=plan,
+        ablations=tuple(_distinct(found)),
+        unsearched=tuple(instead for _, instead, _ in choices[len(found) :]),
+    )
 
 
 def _legal(problem: Problem, chosen: Layout, profile: str | None) -> PricedLayout:
@@ -186,8 +198,10 @@ def best_within(
     if not found.complete and (time_limit_s is None or found.seconds < time_limit_s):
         raise KeyboardInterrupt  # a search that is interrupted ends with what it has; here others would follow
     if found.best:
-        (best_cut, *_), _ = settled(model, found, NEVER)
-        best = price_layout(model, best_cut.layout, simulated=False)
+        moved = settled(model, found, NEVER)
+        if not moved.whole:
+            raise KeyboardInterrupt
+        best = price_layout(model, moved.best[0].layout, simulated=False)
         return Best(limits=str(limits), status="fits", layout=best, proved=found.complete)
     if not found.complete:
         reason = f"no layout was found within the time limit, nor was it proved that there is none ({space.legal:,} are legal)."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...search_spaces.errors import InputError
@@ -32,6 +33,17 @@ def refusal(summary: str, reasons: Sequence[str], as_json: bool, **more: Any) ->
         document = json.dumps({"error": summary, "reasons": list(reasons), **more}, indent=2, ensure_ascii=False)
         return Answer(lambda: print(document), status=NO_LAYOUT)
     return Answer(lambda: None, sentences(summary, reasons), NO_LAYOUT)
+
+
+def document(found: dict[str, Any]) -> Callable[[], None]:
+    """What shows a result as one JSON document."""
+    return lambda: print(json.dumps(found, indent=2, ensure_ascii=False, default=str))
+
+
+def wanted(out: Path | None, as_json: bool) -> None:
+    """InputError where a command is asked for neither a file nor a document."""
+    if out is None and not as_json:
+        raise InputError("--out is missing: name what to write, or ask for --json")
 
 
 def offered(flag: str, value: str, values: Sequence[str]) -> None:

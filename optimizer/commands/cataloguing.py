@@ -9,8 +9,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from ... import search_spaces
-from .answers import Answer, offered
-from .options import Quiet
+from .answers import Answer, document, offered
+from .options import AsJson, Quiet
 
 KINDS = ("models", "accelerators", "clusters", "stacks")
 
@@ -18,13 +18,18 @@ KINDS = ("models", "accelerators", "clusters", "stacks")
 def catalog_command(
     kind: Annotated[str | None, typer.Argument(metavar="[models|accelerators|clusters|stacks]", show_default=False)] = None,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
     """List the catalog, or print an entry with its sources."""
+    if kind is None and as_json:
+        return Answer(document({each: catalog_names(each) for each in KINDS}))
     if kind is None:
         text = "\n".join(f"{each}\n{_wrapped(catalog_names(each))}" for each in KINDS)
         return Answer(lambda: print(text))
     offered("catalog", kind, KINDS)
+    if name is None and as_json:
+        return Answer(document({kind: catalog_names(kind)}))
     if name is None:
         return Answer(lambda: print(*catalog_names(kind), sep="\n"))
     if name not in catalog_names(kind):
@@ -32,6 +37,10 @@ def catalog_command(
 
         catalog_entry(cast(Any, kind), name)  # raises, naming what is near
     entry = (_catalog(kind) / f"{name}.yaml").read_text(encoding="utf-8")
+    if as_json:
+        from ...search_spaces.documents import parse_document
+
+        return Answer(document(parse_document(entry, name)))
     return Answer(lambda: print(entry, end=""))
 
 

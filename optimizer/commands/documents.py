@@ -8,12 +8,13 @@ from typing import Any
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.documents import parse_document, to_record
 from ...search_spaces.errors import InputError
-from ...search_spaces.inputs import load_cluster
+from ...search_spaces.inputs import check_devices, load_cluster
 from ...search_spaces.layout import Layout, Problem
 from ..layout_words import complete, parse_layout
 from ..result import Certificate, Plan, PricedLayout
+from ..supernode_result import DevicesLeft
 
-SAME_PROBLEM = ("model", "cluster", "devices", "stack", "global_batch", "seq_len", "precision")
+SAME_PROBLEM = ("model", "cluster", "devices", "per_supernode", "stack", "global_batch", "seq_len", "precision")
 """What two layouts must share for their prices to be of one problem."""
 
 
@@ -49,8 +50,6 @@ def read_chosen(path: Path) -> Plan:
         scored=1,
         cut_by_bound=0,
         cut_by_memory=0,
-        lower_bound_s=0.0,
-        gap=0.0,
         seconds=0.0,
     )
     said = str(document.get("paraplan", ""))
@@ -62,8 +61,15 @@ def read_priced(path: Path, alternative: int = 0) -> tuple[Problem, PricedLayout
     return _priced(parse_document(text_of(path, "a plan.json"), str(path), as_json=True), path, alternative)
 
 
-def read_current(path: Path, problem: Problem) -> tuple[Layout, int]:
-    """The layout of a running job and how many devices it was planned for.
+def read_free(path: Path) -> tuple[int, ...]:
+    """Devices free in each supernode of a plan.json, where it was made for what is left of a cluster (`DevicesLeft.told`)."""
+    document = parse_document(text_of(path, "a plan.json"), str(path), as_json=True)
+    left = document.get("devices_left")
+    return () if left is None else to_record(DevicesLeft, left, f"{path}: devices_left").told
+
+
+def read_current(path: Path, problem: Problem) -> tuple[Layout, int, int | None]:
+    """The layout of a running job, how many devices it was planned for, and how many in each supernode (None: nobody says).
 
     The file is a plan.json, what evaluate --json printed, or NAME=VALUE pairs as --layout takes them, for the problem's devices.
     """
@@ -72,14 +78,14 @@ def read_current(path: Path, problem: Problem) -> tuple[Layout, int]:
         theirs, priced = _priced(parse_document(text, str(path), as_json=True), path, 0)
         if _shape(theirs) != _shape(problem):
             raise InputError(f"{path}: is a layout of another model, {theirs.model.name}; name the model that the job trains")
-        return priced.layout, theirs.devices
+        return priced.layout, theirs.devices, _share(theirs) if _alike(theirs.cluster, problem.cluster) else None
     try:
         given = parse_layout(",".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     if not given:
         raise InputError(f"{path}: is empty; write a layout such as tp=8,pp=4, or name a plan.json")
-    return complete(problem, given), problem.devices
+    return complete(problem, given), problem.devices, None
 
 
 def one_problem(first: Problem, second: Problem, names: tuple[Path, Path]) -> None:
@@ -122,26 +128,39 @@ def _of(problem: Problem, priced: PricedLayout, path: Path) -> PricedLayout:
     return priced
 
 
-def lying_as(told: tuple[Problem, PricedLayout] | None, cluster: str, devices: int) -> tuple[ClusterSpec, int]:
-    """The cluster, and how many of its devices are asked for; where a plan spreads just these over supernodes that it does not
-    fill, as it has them.
+def lying_as(told: tuple[Problem, PricedLayout] | None, cluster: str, devices: int) -> tuple[ClusterSpec, int, int | None]:
+    """The cluster, how many of its devices a layout may use, and how many in each supernode: as its plan has them, where it fits.
+
+    Devices beyond those that the plan was made for stay idle.
     """
     machine = load_cluster(cluster)
-    if told is None:
-        return machine, devices
-    (problem, priced), (ours, theirs) = told, (_unsized(each) for each in (machine, told[0].cluster))
-    same = ours == theirs and priced.devices_used + priced.devices_idle == devices
-    return (problem.cluster, problem.devices) if same else (machine, devices)
+    check_devices(machine, devices)
+    if told is None or not _alike(machine, told[0].cluster) or told[1].layout.devices > devices:
+        return machine, devices, None
+    problem = told[0]
+    if devices >= problem.devices:
+        return problem.cluster, problem.devices, problem.per_supernode
+    usual = problem.cluster.allocated_sizes(devices) == problem.cluster.allocated_sizes(devices, _share(problem))
+    return problem.cluster, devices, None if usual else _share(problem)
+
+
+def _share(problem: Problem) -> int:
+    """Devices in each supernode but a last with the rest."""
+    return problem.allocated_sizes[problem.cluster.supernode_place]
+
+
+def _alike(ours: ClusterSpec, theirs: ClusterSpec) -> bool:
+    return _unsized(ours) == _unsized(theirs)
 
 
 def _unsized(cluster: ClusterSpec) -> ClusterSpec:
-    """A cluster whatever its supernodes hold."""
+    """A cluster whatever its supernodes hold: plans of old say by that how devices lie."""
     return cluster.model_copy(update={"levels": tuple(level.model_copy(update={"size": None}) for level in cluster.levels)})
 
 
 def _facts(problem: Problem) -> dict[str, Any]:
     work = problem.workload
-    own = {name: getattr(problem, name) for name in ("model", "cluster", "devices", "stack")}
+    own = {name: getattr(problem, name) for name in ("model", "cluster", "devices", "per_supernode", "stack")}
     return {**own, **{name: getattr(work, name) for name in ("global_batch", "seq_len", "precision")}}
 
 

@@ -9,15 +9,16 @@ import typer
 
 from ...search_spaces.errors import Infeasible, InputError
 from ..streams import Meter
-from .answers import Answer, at_least_one
-from .options import Profile, Quiet, whole
+from .answers import Answer, at_least_one, wanted
+from .options import AsJson, Profile, Quiet, whole
 
 if TYPE_CHECKING:
     from ...search_spaces.layout import Layout
     from ..result import Memory
     from ..step_timeline import StepTimeline
 
-KINDS = (".json", ".svg", ".png", ".html")
+TRACE = ".json"
+KINDS = (TRACE, ".svg", ".png", ".html")
 PAGES = (".html", ".svg", ".txt")
 TOLD_APART = 1e-9  # relative difference of step times from which a document was priced with other figures
 
@@ -25,19 +26,21 @@ TOLD_APART = 1e-9  # relative difference of step times from which a document was
 def timeline_command(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan.json, or what evaluate --json printed.")],
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="A trace for Perfetto (.json), or a picture (.svg, .png, .html)."),
-    ],
+    ] = None,
     alternative: Annotated[
         int | None, typer.Option("--alternative", parser=whole, metavar="N", help="The plan's N-th alternative, from 1.")
     ] = None,
     profile: Profile = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
     """Show one step pass by pass: every stage's passes, messages, waiting and memory over time."""
-    kind = out.suffix.lower()
+    wanted(out, as_json)
+    kind = TRACE if out is None else out.suffix.lower()
     if kind not in KINDS:
-        raise InputError(f"{out}: ends in {out.suffix!r}; give a name that ends in {', '.join(KINDS)}")
+        raise InputError(f"{out}: ends in {kind!r}; give a name that ends in {', '.join(KINDS)}")
     if alternative is not None:
         at_least_one("--alternative", alternative)
     from ..evaluation import evaluate
@@ -57,9 +60,13 @@ def timeline_command(
         raise InputError(f"{plan_file}: {' '.join(error.reasons)}") from error
     except ValueError as error:
         raise InputError(f"{plan_file}: {error}") from error
-    with Meter(shown=not quiet) as meter:
+    with Meter(shown=not (quiet or as_json)) as meter:
         document = _document(kind, step, priced.memory, meter)
-    write_file(out, document)
+        trace = document if kind == TRACE or not as_json else _document(TRACE, step, priced.memory, meter)
+    if out is not None:
+        write_file(out, document)
+    if as_json:
+        return Answer(lambda: print(trace, end=""))
     notes = [f"wrote {out}: a step of {step.step_s:.4g} s on {step.layout.pp} stages"]
     before = told.simulated_step_time_s
     if before is not None and abs(step.step_s / before - 1.0) > TOLD_APART:
@@ -116,7 +123,7 @@ def _refuse_odd_grids(layout: Layout, devices: int, plan_file: Path) -> None:
 
 def _document(kind: str, step: StepTimeline, memory: Memory, meter: Meter) -> str | bytes:
     """What is written: only the kind that is asked for is loaded."""
-    if kind == ".json":
+    if kind == TRACE:
         from ..reports.trace import chrome_trace
 
         return chrome_trace(step, lambda share: meter("writing the trace", share))

@@ -9,22 +9,24 @@ import typer
 
 from ...search_spaces.errors import InputError
 from ..streams import Meter
-from .answers import Answer
+from .answers import Answer, document, wanted
 from .options import AsJson, Profile, Quiet, whole
 
 if TYPE_CHECKING:
+    from ...search_spaces.layout import Problem
     from ...search_spaces.model import ModelSpec
     from ..rank_files import Seats
-    from ..result import Plan
+    from ..result import Plan, PricedLayout
 
 HOSTS, RANKS = "hostfile", "rank_table.json"
 """Files that ranks writes."""
+Picture = Literal["svg", "html", "png"]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan.json, or what evaluate --json printed.")]
 
 
 def ranks_command(
     plan_file: PlanFile,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")] = None,
     hosts: Annotated[
         Path | None,
         typer.Option(
@@ -33,6 +35,7 @@ def ranks_command(
             help="Servers, one a line: ADDRESS SUPERNODE [DEVICE_IP,… [SUPER_DEVICE_ID,…]], in any order.",
         ),
     ] = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
     """Write which server takes which ranks: a host file in the order of supernodes and, for Ascend, HCCL's rank table."""
@@ -40,42 +43,64 @@ def ranks_command(
     from ..writing import spare_inputs, write_folder
     from .documents import read_chosen, text_of
 
+    wanted(out, as_json)
     for name in (HOSTS, RANKS):
-        spare_inputs({"--out": out / name}, (plan_file, hosts))
+        spare_inputs({"--out": None if out is None else out / name}, (plan_file, hosts))
     plan = read_chosen(plan_file)
     given = None if hosts is None else read_hosts(text_of(hosts, "a list of servers"), str(hosts))
-    seated = seats(plan.plan.layout, plan.problem.cluster, given, plan.problem.devices)
-    written = write_folder(out, _files(plan, seated))
+    seated = seats(plan.plan.layout, plan.problem.cluster, given, plan.problem.allocated_sizes)
+    written = () if out is None else write_folder(out, _files(plan, seated))
+    if as_json:
+        return Answer(document(seated.facts()))
     return Answer(lambda: print(*written, sep="\n"), () if quiet else _notes(plan, seated))
 
 
 def topology_command(
     plan_file: PlanFile,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Picture to write: .svg, .html or .png.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Picture to write: .svg, .html or .png.")] = None,
     alternative: Annotated[
         int, typer.Option("--alternative", parser=whole, metavar="N", help="The plan's N-th alternative instead, from 1.")
     ] = 0,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
     """Draw a plan on its cluster: supernodes, servers, devices, groups by colour, the load of each level."""
-    from ..reports.topology import draw
-    from ..writing import spare_inputs, write_file
-    from .documents import read_priced
+    from ..topology import topology
+    from ..writing import spare_inputs
+    from .documents import read_free, read_priced
 
+    wanted(out, as_json)
     spare_inputs({"--out": out}, (plan_file,))
-    kinds: dict[str, Literal["svg", "html", "png"]] = {".svg": "svg", ".html": "html", ".png": "png"}
+    if alternative < 0:
+        raise InputError(f"--alternative {alternative}: alternatives are counted from 1")
+    kind = None if out is None else _kind(out)
+    problem, priced = read_priced(plan_file, alternative)
+    free = read_free(plan_file)
+    if out is not None and kind is not None:
+        _draw(problem, priced, kind, out, free)
+    if as_json:
+        return Answer(document(topology(problem, priced, free).facts()))
+    return Answer(lambda: None, () if quiet else (f"wrote {out}",))
+
+
+def _kind(out: Path) -> Picture:
+    """The kind of picture that a name asks for; InputError for another."""
+    kinds: dict[str, Picture] = {".svg": "svg", ".html": "html", ".png": "png"}
     kind = kinds.get(out.suffix.lower())
     if kind is None:
         raise InputError(f"--out {out}: name a file that ends in {', '.join(kinds)}")
-    if alternative < 0:
-        raise InputError(f"--alternative {alternative}: alternatives are counted from 1")
-    problem, priced = read_priced(plan_file, alternative)
+    return kind
+
+
+def _draw(problem: Problem, priced: PricedLayout, kind: Picture, out: Path, free: tuple[int, ...]) -> None:
+    from ..reports.topology import draw
+    from ..writing import write_file
+
     try:
-        picture = draw(problem, priced, kind)
+        picture = draw(problem, priced, kind, free)
     except ImportError as error:
         raise InputError("a PNG needs matplotlib: pip install 'paraplan[plots]', or name a .svg or .html") from error
     write_file(out, picture)
-    return Answer(lambda: None, () if quiet else (f"wrote {out}",))
 
 
 def experts_command(
@@ -141,7 +166,7 @@ def seating_files(plan: Plan) -> tuple[dict[str, str], tuple[str, ...]]:
     """Host file and rank table of a plan whose servers have no addresses yet, and what these leave open, in sentences."""
     from ..rank_files import seats
 
-    seated = seats(plan.plan.layout, plan.problem.cluster, devices=plan.problem.devices)
+    seated = seats(plan.plan.layout, plan.problem.cluster, sizes=plan.problem.allocated_sizes)
     return _files(plan, seated), _notes(plan, seated)
 
 

@@ -75,7 +75,7 @@ def plan_json(plan: Plan) -> str:
     from ..ranks import groups, placement
 
     layout = plan.plan.layout
-    placed = placement(layout, plan.problem.cluster, devices=plan.problem.devices)
+    placed = placement(layout, plan.problem.cluster, sizes=plan.problem.allocated_sizes)
     columns = {name: column.tolist() for name, column in placed.items() if name != "rank"}
     rest = plan.model_copy(update={"groups": None, "ranks": None}).to_json().removesuffix("\n}")
     for key, value in (("groups", groups(layout)), ("ranks", columns)):

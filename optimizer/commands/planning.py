@@ -97,7 +97,7 @@ def plan_command(
     hedge_by: Annotated[
         str | None, typer.Option("--hedge-by", metavar="NAME", help="What is least over them: worst (as a rule) or mean.")
     ] = None,
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help=f"Search: {', '.join(ENGINES)}.")] = "auto",
+    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help=f"Search: {', '.join(ENGINES)}; auto is bnb.")] = "auto",
     time_limit: Annotated[
         float | None,
         typer.Option("--time-limit", parser=number, metavar="S", help="Stop after S seconds with what is answered by then."),
@@ -166,8 +166,9 @@ def plan_command(
         return refusal(error.summary, error.reasons, as_json)
     waits = found.devices_left is not None and found.devices_left.slow is not None
     if found.certificate.status != "optimal" and found.front_certificate is None and not waits:
-        notes = (f"stopped early: the best layout so far, within {found.certificate.gap:.0%} of the best there can be", *notes)
-    notes = (*found.unanswered, *notes)
+        gap = found.certificate.gap
+        of_best = "with no bound on how much faster others are" if gap is None else f"within {gap:.0%} of the best there can be"
+        notes = (f"stopped early: the best layout so far, {of_best}", *notes)
     if as_json:
         return Answer(lambda: print(found.to_json()))
     return Answer(lambda: _render(found, current, stages, profile), () if quiet else notes)
@@ -210,20 +211,23 @@ def evaluate_command(
     from ..checkpoint_traffic import checkpoint_traffic, parse_way
     from ..evaluation import evaluate, switched
     from ..layout_words import STAGES, complete, parse_layout
+    from ..leftover import lies_as, over
     from .documents import lying_as, read_priced
 
     told = read_priced(Path(layout)) if layout.endswith(".json") else None
     whole_layout = None if told is None else told[1].layout
-    machine, given_devices = lying_as(told, cluster, devices)
+    machine, given_devices, per_supernode = lying_as(told, cluster, devices)
     given = parse_layout(layout) if whole_layout is None else {"etp": str(whole_layout.etp), "offload": whole_layout.offload}
     # etp, or else an assumption would fix it to 1; offload, since some rules are said only where it is asked for
     fix = ",".join(f"{name}={given[name]}" for name in ("etp", "offload") if name in given)
     problem = asked.problem(model, machine, given_devices, global_batch, seq_len, fix=fix)
+    problem = problem.model_copy(update={"per_supernode": per_supernode})
     way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
     try:
         priced, broken = evaluate(problem, whole_layout or complete(problem, given), profile=profile)
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
+    priced = over(priced, devices)
     curves = load_profile(problem.cluster.accelerator.name, profile)
     cost = CostModel(switched(problem, priced.layout), curves)
     cut = () if whole_layout is not None or STAGES in given else cut_assumptions(cost, priced)
@@ -232,6 +236,7 @@ def evaluate_command(
         *schedule_assumptions(problem, priced.layout),
         *exchange_assumptions(cost, priced),
         *cut,
+        *lies_as(problem, None if told is None else told[0]),
     )
     problem = problem.model_copy(update={"assumptions": said})
     steps = () if at_imbalance is None else _steps(problem, priced.layout, at_imbalance, profile)
@@ -290,22 +295,23 @@ def _imbalances(text: str, flag: str = "--hedge-imbalance") -> tuple[float, ...]
         raise InputError(f"{flag} {text!r}: must be numbers with commas between them, as 1.0,1.5,2.0") from error
 
 
-def _read_running(path: Path, problem: Problem) -> Layout:
-    """The layout of the job that runs now, as it would go on with the problem's devices."""
+def _read_running(path: Path, problem: Problem) -> tuple[Layout, int | None]:
+    """The layout of the job that runs now, as it would go on with the problem's devices, and how many lie in each supernode."""
     from ..switching import carried
     from .documents import read_current
 
-    layout, devices = read_current(path, problem)
-    return carried(problem, layout, devices)
+    layout, devices, share = read_current(path, problem)
+    return carried(problem, layout, devices), share
 
 
-def _with_switch(found: Plan, running: Layout, profile: str | None, meter: Meter, deadline: Deadline) -> Plan:
+def _with_switch(found: Plan, running: tuple[Layout, int | None], profile: str | None, meter: Meter, deadline: Deadline) -> Plan:
     from ..switching import switch
 
     def heard(share: float) -> None:
         meter("from what runs now", share)
 
-    switched = switch(found.problem, found, running, profile=profile, progress=heard, deadline=deadline)
+    layout, share = running
+    switched = switch(found.problem, found, layout, share=share, profile=profile, progress=heard, deadline=deadline)
     said = f"from: stopped after {switched.priced:,} of the layouts that the checkpoint loads into"
     unanswered = (*found.unanswered, said) if switched.stopped else found.unanswered
     return found.model_copy(update={"switch": switched, "unanswered": unanswered})

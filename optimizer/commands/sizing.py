@@ -25,7 +25,11 @@ def compare_command(
     precision: Precision = "bf16",
     price: Annotated[
         list[str] | None,
-        typer.Option("--price", metavar="CLUSTER=P|FILE", help="Price of a device-hour: hgx-h100=2.5, or a YAML of such pairs."),
+        typer.Option(
+            "--price",
+            metavar="CLUSTER=P|FILE",
+            help="Price of a device-hour: hgx-h100=2.5, or a YAML of such pairs; results/field-claims/prices.yaml has examples.",
+        ),
     ] = None,
     sizes: Annotated[
         str | None,
@@ -76,7 +80,12 @@ def size_command(
     ] = None,
     repair_days: Annotated[
         float | None,
-        typer.Option("--repair-days", parser=number, metavar="D", help="Days that a failed server is away: how many spares then."),
+        typer.Option(
+            "--repair-days",
+            parser=number,
+            metavar="D",
+            help="Days that a failed server or supernode is away: how many spares then [3, if not given].",
+        ),
     ] = None,
     profile: Profile = None,
     as_json: AsJson = False,

@@ -59,7 +59,7 @@ def sweep_command(
     """Plan every point of a grid, resumably: what is planned is kept as it ends, and the same command goes on from there."""
     wanted = _Wanted(csv, parquet, plot, export, out, framework_version, as_json, quiet)
     _check(sweep_file, workers, ray, show, wanted)
-    from ..sweeps.grid import read_sweep, roundings
+    from ..sweeps.grid import likenesses, read_sweep, roundings
     from ..sweeps.store import Store
 
     points = None if sweep_file is None else read_sweep(sweep_file)
@@ -76,7 +76,7 @@ def sweep_command(
         keys = None if points is None else [point.key for point in points]
         notes, status = _ended(run, place, points or ())
         if sweep_file is not None and run is not None:
-            notes = (*roundings(sweep_file), *notes)
+            notes = (*roundings(sweep_file), *likenesses(sweep_file), *notes)
         answer = _shown(place, keys, show or "", wanted)
         return Answer(answer.show, (*(() if quiet else notes), *answer.notes), status or answer.status)
     finally:

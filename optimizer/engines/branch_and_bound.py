@@ -13,7 +13,8 @@ import numpy as np
 
 from ...cost_models.schedules import SPLIT
 from ...search_spaces.enumeration import Space
-from ..search import Counts, Found, Search
+from ..interrupts import stoppable
+from ..search import Counts, Found, Search, unsearched
 from .task import Task
 
 
@@ -24,9 +25,15 @@ def solve(task: Task) -> Found:
     found: Found | None = None
     for space in _by_kind(task.space):
         left_s = None if task.time_limit_s is None else max(task.time_limit_s - (found.seconds if found else 0.0), 0.0)
-        more = _searched(space, task, left_s)
-        found = more if found is None else _joined(found, more)
+        found = _searched(space, task, left_s) if found is None else _joined(found, _beside(space, task, left_s))
     return found or Found()
+
+
+def _beside(space: Space, task: Task, limit_s: float | None) -> Found:
+    """The search of one more space; what was found in others stands where an interrupt ends it."""
+    with stoppable():
+        return _searched(space, task, limit_s)
+    return unsearched(space, task.model)
 
 
 def _searched(space: Space, task: Task, limit_s: float | None) -> Found:
@@ -62,6 +69,7 @@ def _joined(first: Found, other: Found) -> Found:
         counts=counts,
         lower_bound_s=min(first.lower_bound_s, other.lower_bound_s),
         any_cuts_bound_s=min(first.any_cuts_bound_s, other.any_cuts_bound_s),
+        frames_bound_s=min(first.frames_bound_s, other.frames_bound_s),
         complete=first.complete and other.complete,
         seconds=first.seconds + other.seconds,
         frames=max(first.frames, other.frames),

@@ -74,6 +74,7 @@ def sample(task: Task, sampler: optuna.samplers.BaseSampler, budget: int, starts
     best_s = found.best[0].step_time_s if found.best else np.inf
     found.complete = len(trials.value) == possible or best_s <= least_bound_s
     found.lower_bound_s = best_s if found.complete else min(least_bound_s, best_s)
+    found.frames_bound_s = least_bound_s
     counts.cut_by_bound = counts.legal - counts.scored - counts.cut_by_memory
     found.seconds = time.monotonic() - begun
     return result

@@ -12,6 +12,7 @@ from ..checking.checked import AND, Checked, Fit
 from ..checking.group_check import CheckedGroups, GroupsOf
 from ..checking.legality import Broken
 from ..checking.tolerance import Tolerance, span
+from ..readers.spelling import BATCH_MADE_UP
 from ..result import PricedLayout
 from . import wording
 from .drawing import BAD, DOUBT, GOOD, LABEL, STRONG, grid, print_sections, section, width_of
@@ -77,6 +78,7 @@ def _title(found: Checked, name: str) -> RenderableType:
     """What was read, and the layout that it says."""
     devices = f" on {wording.count(found.devices, 'device')}" if found.devices else ""
     on = f" on {found.devices:,} × {found.accelerator}" if found.devices and found.accelerator else devices
+    on += f", {found.idle:,} idle" if found.idle else ""
     stack = f", stack {found.stack}" if found.stack else ""
     text = Text.assemble(
         (name, STRONG), f"  {found.format}{stack}", (f"\n{found.model or 'a model that is not given'}{on}", STRONG)
@@ -139,7 +141,7 @@ def _broken(each: Broken, only: bool) -> Iterator[tuple[Text, Text]]:
         yield Text(), Text(f"meets this rule alone, and breaks others: {_values(each.alone)}", style=LABEL)
 
 
-def _values(columns: Mapping[str, tuple[int, ...]]) -> str:
+def _values(columns: Mapping[str, tuple[int | str, ...]]) -> str:
     return "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in columns.items())
 
 
@@ -151,6 +153,8 @@ def _nearest_line(found: Checked, place: int) -> Text:
     line = Text(", ".join(found.nearest[place]), style=GOOD)
     if found.format == "job" and columns.keys() & made.keys():
         line.append(f"   ({' · '.join(f'{name} {value}' for name, value in made.items() if value != 1)})", style=LABEL)
+    if found.format in BATCH_MADE_UP and "global_batch" in columns:
+        line.append(f" (global batch {found.global_batch} → {columns['global_batch']})", style=DOUBT)
     return line
 
 
@@ -248,10 +252,12 @@ def _changes(found: Checked) -> Iterator[RenderableType]:
         seconds, gib = change.seconds or 0.0, change.peak_gib or 0.0
         peak = wording.signed(wording.gib(gib)) if gib else wording.NONE
         step = wording.NONE if change.seconds is None else signed_seconds(seconds)
-        table.add_row(Text(step, style=style_of(seconds)), Text(peak), _diff(change.before, change.after))
+        together = f"{change.column.replace('_', ' ')} together: " if "," in change.column else ""
+        said = Text.assemble((together, LABEL), _diff(change.before, change.after))
+        table.add_row(Text(step, style=style_of(seconds)), Text(peak), said)
     yield Text("What to change, in order of gain:", style=STRONG)
     yield table
-    if found.waterfall is not None:
+    if found.waterfall is not None and len(found.changes) > 1:
         yield Text(f"each share is {found.waterfall.averaged}", style=LABEL)
 
 

@@ -53,13 +53,21 @@ def _crosses(found: ExpertPlacement) -> str:
     said += f"{placed} as placed, {even} if all experts were chosen evenly"
     apart = [(each.today_apart, each.apart) for each in found.layers if each.today_apart is not None and each.apart is not None]
     if not apart:
-        return f"{said}."
+        return f"{said}{_least(found)}."
     today, placed = map(wording.percent, np.mean(apart, axis=0).tolist())
     between = [_mean_between([getattr(each, name) for each in found.layers]) for name in ("today_across_between", "across_between")]
     return (
         f"{said}. Estimated from pairs, which leave open {between[0]} today and {between[1]} as placed; of the pairs of experts "
         f"that a token chose {today} are apart today and {placed} as placed."
     )
+
+
+def _least(found: ExpertPlacement) -> str:
+    """What crosses at least, mean over layers; nothing where that is not known of all."""
+    least = [each.across_least for each in found.layers if each.across_least is not None]
+    if len(least) < len(found.layers):
+        return ""
+    return f"; with the fullest rank as it is placed, at least {wording.percent(float(np.mean(least)))} by this estimate"
 
 
 def _mean_between(bounds: Sequence[tuple[float, float] | None]) -> str:

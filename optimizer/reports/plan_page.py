@@ -30,11 +30,13 @@ def plan_page(plan: Plan, step: StepTimeline) -> str:
     """The plan as one HTML document that a browser opens without a network; `step` is the plan's, replayed."""
     devices = plan.plan.devices_used + plan.plan.devices_idle
     title = f"{plan.problem.model.name} on {devices:,} × {plan.problem.cluster.accelerator.name}"
+    free = () if plan.devices_left is None else plan.devices_left.told
+    picture = _inline(str(draw(plan.problem, plan.plan, "svg", free)))
     parts = (
         ("plan", "The plan", f"<pre>{_coloured(_printed(plan, PAGE_COLUMNS))}</pre>"),
         ("stages", "Its stages", f"<pre>{_coloured(_stages(plan, step, PAGE_COLUMNS))}</pre>"),
         ("timeline", "One step", f'<div class="picture">{svg(pipeline_picture(step))}</div>'),
-        ("topology", "Where groups sit", f'<div class="picture">{_inline(str(draw(plan.problem, plan.plan, "svg")))}</div>'),
+        ("topology", "Where groups sit", f'<div class="picture">{picture}</div>'),
     )
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in parts)
     sections = "\n".join(f'<h2 id="{name}">{heading}</h2>\n{body}' for name, heading, body in parts)

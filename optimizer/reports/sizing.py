@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..comparing import Compared, Overtake, Row, Side, in_words
 from ..result import Goodput, Line
-from ..sizing import Sizing, Tried
+from ..sizing import MORE, Sizing, Tried
 from . import wording
 from .drawing import BAD, GOOD, LABEL, STRONG, WIDE, grid, print_sections, section, width_of
 from .further import degrees
@@ -43,7 +43,7 @@ def render_sizing(found: Sizing, console: Console) -> None:
     sections: list[RenderableType] = [Text(title, style=STRONG), section("Needed", *needed)]
     sections.append(section("The arithmetic", _lines(found.lines)))
     if found.chosen.goodput is not None:
-        sections.append(goodput_section(found.chosen.goodput, found.spare_servers))
+        sections.append(goodput_section(found.chosen.goodput, _spares(found)))
         sections.append(section("The arithmetic of failures", _lines(found.failure_lines)))
     note = Text("each with its own best plan", style=LABEL)
     sections.append(section("Tried", _tried(found.tried, found), Text(_untried(found), style=LABEL), note=note))
@@ -66,15 +66,24 @@ def _doubt(found: Sizing) -> str:
 
 
 def _untried(found: Sizing) -> str:
-    """Which counts stand between the chosen one and the largest that is known to be too slow."""
+    """Which smaller counts were not tried, and why."""
     units = "devices" if found.unit == 1 else f"whole units of {found.unit:,} devices"
-    between = (found.chosen.devices - found.short) // found.unit - 1
+    said = f"counts are {units}; with fewer than {found.least:,} a device would have to do {MORE:g} times what it did in any plan"
+    between = 0 if found.short is None else (found.chosen.devices - found.short) // found.unit - 1
     if between < 1:
-        return f"counts are {units}"
-    return f"counts are {units}; the {between:,} between {found.short:,} and {found.chosen.devices:,} were not tried"
+        return said
+    return f"{said}; the {between:,} between {found.short:,} and {found.chosen.devices:,} were not tried"
 
 
-def goodput_section(found: Goodput, spare_servers: int | None = None) -> RenderableType:
+def _spares(found: Sizing) -> str:
+    """How many spares of what cover those that are being repaired; empty where failures are not known."""
+    units = (("server", found.spare_servers), ("supernode", found.spare_supernodes))
+    known = " and ".join(wording.count(count, unit) for unit, count in units if count is not None)
+    away = "a day" if found.repair_days == 1 else f"{found.repair_days:g} days"
+    return known and f"{known} cover those in repair, {away} each, 99 % of the time"
+
+
+def goodput_section(found: Goodput, spares: str = "") -> RenderableType:
     """What failures and checkpoints make of the time of a layout."""
     table = grid("left", "wrap")
     lost = wording.percent(1.0 - found.goodput)
@@ -92,8 +101,8 @@ def goodput_section(found: Goodput, spare_servers: int | None = None) -> Rendera
     ]
     if found.fastest_effective_s is not None:
         rows.insert(2, ("fastest", f"the layout with the shortest step takes {wording.seconds(found.fastest_effective_s, 4)} so"))
-    if spare_servers is not None:
-        rows.append(("spares", f"{wording.count(spare_servers, 'server')} cover those in repair 99 % of the time"))
+    if spares:
+        rows.append(("spares", spares))
     for name, words in rows:
         table.add_row(Text(name, style=LABEL), Text(words))
     return section("Failures", table)
@@ -173,8 +182,9 @@ def _overtake(rows: Sequence[Row], found: Overtake) -> RenderableType:
     table = grid("right", "right")
     table.add_row(Text("parameters", style=LABEL), Text("may cost, a device-hour", style=LABEL))
     for row, premium in zip(rows, found.premium, strict=True):
+        planned = [side.cluster for side in row.sides if side.plan is not None and side.cluster in (found.first, found.second)]
         style = GOOD if premium is not None and premium >= found.price_ratio else ""
-        told = wording.NONE if premium is None else f"{premium:.2f}×"
+        told = f"{premium:.2f}×" if premium is not None else f"only {planned[0]}" if planned else wording.NONE
         table.add_row(Text(wording.large(row.parameters)), Text(told, style=style))
     note = Text("between sizes by straight lines over their logarithm", style=LABEL)
     return section(f"{found.second} against {found.first}", table, Text(f"{found.verdict}."), *_by_ratio(found), note=note)

@@ -17,6 +17,7 @@ from .imbalance import steps_section
 
 WORTH_SAYING = 1e-3
 """Share of a step by which a stage has to be worse for a slow device before that is said."""
+CUT_SHORT = "not searched to the end"
 
 
 def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
@@ -35,7 +36,8 @@ def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
 
 def _inside(cost: InsideCost) -> Group:
     """What keeping groups inside levels costs, and what would be faster without."""
-    kept = "kept" if cost.kept else "nothing that keeps it fits"
+    none = "nothing that keeps it fits" if cost.proved else f"nothing that keeps it was found, {CUT_SHORT}"
+    kept = "kept" if cost.kept else none
     lines = [Text.assemble(("rule ", LABEL), (cost.rule, STRONG), f"   {kept}{'' if cost.given else ', by default'}")]
     if cost.without is None:
         lines.append(Text("it costs nothing: the best layout without it keeps to it", style=GOOD))
@@ -52,14 +54,15 @@ def _inside(cost: InsideCost) -> Group:
 
 def _left(left: DevicesLeft, ruled: bool) -> Group:
     """How many devices the job has, what it does with them, and the other ways to go on, all under the topology rule if `ruled`."""
-    counts = Counter(left.free)
-    free = ", ".join(f"{units:,} × {size:,}" for size, units in counts.items())
     table = grid("wrap", "right", "right", "wrap")
-    ways, where = ("spreads", "as allocated") if left.open else ("ways to go on", "free in supernodes")
+    own = left.options[0].in_supernodes if left.open else left.free
+    ways = "spreads" if left.open else "ways to go on"
+    where = ("as allocated" if own == left.free else "as planned") if left.open else "free in supernodes"
     table.add_row(*(Text(text, style=LABEL) for text in (ways, "step", "idle", "layout")))
     for option in (*told_apart(left.options), *((left.whole,) if left.whole else ())):
         table.add_row(*_row(option, left.options, ruled))
-    head = Text.assemble((f"{where} ", LABEL), free)
+    counted = ", ".join(f"{units:,} × {size:,}" for size, units in Counter(own).items())
+    head = Text.assemble((f"{where} ", LABEL), counted)
     if left.open:
         head.append(f"   {left.used:,} used, {left.idle:,} idle" if left.idle else f"   all {left.used:,} used")
         return section("Devices over supernodes", head, *_slow(left), Text(), table)
@@ -76,13 +79,19 @@ def left_words(left: DevicesLeft) -> Iterator[str]:
         return
     used = f"{left.used:,} of them as {_shape(best)} and leaves {left.idle:,} idle" if left.idle else f"all as {_shape(best)}"
     yield f"{have}: the plan uses {used}, {wording.seconds(best.step_time_s)} a step."
+    those, such = "those", ""
+    if left.in_part:
+        those, such = "the layouts in such shares", " in such shares"
+        most = max(option.devices for option in left.options)
+        yield f"Equal shares in all supernodes but a last were tried, which hold {most:,} at most."
     fuller = [option for option in left.options if option.step_time_s is not None and (option.devices_used or 0) > left.used]
     if fuller:
         second = min(fuller, key=lambda option: option.step_time_s or 0.0)
         waits = ", waiting for the slow one" if second.slow else ""
-        yield f"Of those that use more the fastest has {second.devices_used:,} as {_shape(second)}{waits}: {_beside(second, best)}."
+        fastest = f"{second.devices_used:,} as {_shape(second)}{waits}: {_beside(second, best)}"
+        yield f"Of {those} that use more the fastest has {fastest}."
     elif any(option.least_used and option.layout is None for option in left.options):
-        yield "No legal layout that fits uses more of them."
+        yield f"No legal layout{such} that fits uses more of them."
     if whole and whole.step_time_s is not None:
         spare = f"With a spare in place of {'what is lost' if gone else 'the slow one'}"
         yield f"{spare}, {whole.devices_used:,} as {_shape(whole)}: {_beside(whole, best)}."
@@ -99,14 +108,17 @@ def _beside(other: LeftOption, best: LeftOption) -> str:
     assert other.step_time_s is not None
     assert best.step_time_s is not None
     share = other.step_time_s / best.step_time_s - 1.0
-    return f"{wording.seconds(other.step_time_s)}, {wording.percent(abs(share))} {'longer' if share > 0 else 'less'}"
+    cut_short = "" if other.complete else f", {CUT_SHORT}"
+    return f"{wording.seconds(other.step_time_s)}, {wording.percent(abs(share))} {'longer' if share > 0 else 'less'}{cut_short}"
 
 
 def told_apart(options: Sequence[LeftOption]) -> Iterator[LeftOption]:
-    """One of those that come to the same layout, with the counts of devices that the others were planned for behind its own."""
-    alike: dict[str, list[LeftOption]] = {}
+    """One of those that come to the same layout and step, as it reads, with the counts of devices of the others behind its own."""
+    alike: dict[object, list[LeftOption]] = {}
     for option in options:
-        alike.setdefault(option.words if option.layout is None else option.layout.model_dump_json(), []).append(option)
+        step = wording.seconds(option.step_time_s or 0.0)
+        kind = option.words if option.layout is None else (option.layout.model_dump_json(exclude={"overlap"}), step, option.slow)
+        alike.setdefault(kind, []).append(option)
     for first, *others in alike.values():
         counts = sorted({option.devices for option in others} - {first.devices}, reverse=True)
         also = f", likewise {', '.join(f'{count:,}' for count in counts)}" if counts else ""
@@ -142,14 +154,14 @@ def _row(option: LeftOption, options: Sequence[LeftOption], ruled: bool) -> tupl
     style = STRONG if option.layout == options[0].layout and option.devices == options[0].devices else ""
     if option.step_time_s is None or option.layout is None:
         none = f"nothing faster{' keeps to the rule' * ruled}" if option.beaten else "nothing fits"
-        none = none if option.complete else "nothing faster found, not searched to the end"
+        none = none if option.complete else f"nothing{' faster' * option.beaten} found, {CUT_SHORT}"
         return Text(option.words), Text("–"), Text("–"), Text(none)
     idle = f"{option.devices_idle:,}"
     return (
         Text(option.words, style=style),
         Text(wording.seconds(option.step_time_s), style=style),
         Text(idle),
-        Text(degrees(option.layout)),
+        Text(degrees(option.layout) + ("" if option.complete else f", {CUT_SHORT}")),
     )
 
 

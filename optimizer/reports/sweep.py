@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -19,7 +18,7 @@ from .drawing import BAD, INDENT, LABEL, STRONG, grid, print_sections, section, 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp")
 SHORT = {"global_batch": "batch", "seq_len": "seq"} | dict(zip(EFFICIENCIES, ("fixed batch", "batch grows"), strict=True))
 FEW_REASONS = 8
-FULL_WIDTH = 110
+FULL_WIDTH, USUAL_WIDTH = 110, 80
 GAP, LEAST_LAYOUT = 2, 22
 """Columns between columns, and of the layout at least where names stand beside it."""
 
@@ -52,7 +51,7 @@ def _table(rows: Sequence[Row], width: int) -> list[RenderableType]:
     wide = width >= FULL_WIDTH
     named = [name for name in axes if name in {"model", "cluster", "precision", *options}]
     counted = [name for name in axes if name not in named]
-    scales = [name for name in EFFICIENCIES if wide and any(row.get(name) is not None for row in rows)]
+    scales = _scales(rows, 2 if wide else int(width >= USUAL_WIDTH))
     told = ("step", *(["tokens/s/device"] if wide else []), "MFU", *(SHORT[name] for name in scales), "layout")
     heads = [*(SHORT.get(name, name) for name in counted), *told]
     names = [[_cell(row.get(name)) for name in named] for row in rows]
@@ -64,10 +63,20 @@ def _table(rows: Sequence[Row], width: int) -> list[RenderableType]:
         lines = [[*titles, *labels], *([*name, *figure] for name, figure in zip(names, figures, strict=True))]
         return [_lines(lines, len(named))]
     found: list[RenderableType] = [_lines([labels], 0, sizes)]
-    for words, group in groupby(zip(names, figures, strict=True), key=lambda line: " · ".join(map(str, line[0]))):
+    groups = defaultdict[str, list[list[Text]]](list)
+    for name, figure in zip(names, figures, strict=True):
+        groups[" · ".join(map(str, name))].append(figure)
+    for words, group in groups.items():
         found += [Text(words, style=STRONG)] if words else []
-        found.append(_lines([figure for _, figure in group], 0, sizes))
+        found.append(_lines(group, 0, sizes))
     return found
+
+
+def _scales(rows: Sequence[Row], most: int) -> list[str]:
+    """Up to so many of the efficiencies, of fewer the one that more rows have."""
+    held = {name: sum(row.get(name) is not None for row in rows) for name in EFFICIENCIES}
+    kept = sorted((name for name in held if held[name]), key=lambda name: -held[name])[:most]
+    return [name for name in EFFICIENCIES if name in kept]
 
 
 def _lines(lines: Sequence[Sequence[Text]], names: int, sizes: Sequence[int] = ()) -> RenderableType:

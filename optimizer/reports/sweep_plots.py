@@ -85,14 +85,16 @@ def strategies(rows: Sequence[Row]) -> Figure:
     """A phase diagram: devices across, models (or what else varies) upwards; colour and words say what the best layout divides."""
     across, upwards = phase_axes(rows)
     shown = _first(panels(rows, across, upwards))
-    xs, ys = values_of(rows, across), values_of(rows, upwards)
-    columns = min(len(shown), max(1, min(COLUMNS, 22 // len(xs))))
+    ys, own = values_of(rows, upwards), [values_of(held, across) for held in shown.values()]
+    alike = len(set(map(len, own))) == 1  # clusters of one peak have other counts each, but as many
+    most = max(map(len, own)) if alike else len(values_of(rows, across))
+    columns = min(len(shown), max(1, min(COLUMNS, 22 // most)))
     lines = -(-len(shown) // columns)
-    width = columns * (len(xs) * CELL_INCHES[0] + 0.35) + 1.1
+    width = columns * (most * CELL_INCHES[0] + 0.35) + 1.1
     height = lines * (len(ys) * CELL_INCHES[1] + 0.75) + 0.75
     figure = _figure(max(width, 7.6), height)
     for place, (title, held) in enumerate(shown.items()):
-        axes = figure.add_subplot(lines, columns, place + 1)
+        axes, xs = figure.add_subplot(lines, columns, place + 1), own[place] if alike else values_of(rows, across)
         axes.set_title(_folded(title, len(xs)), fontsize=NORMAL + 0.5, loc="left")
         cells = {(row[across], row[upwards]): row for row in held}
         for x, y in ((x, y) for x in range(len(xs)) for y in range(len(ys))):

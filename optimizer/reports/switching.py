@@ -23,7 +23,7 @@ def render_switch(plan: Plan, found: Switch, name: str, console: Console) -> Non
 
 def _sentences(found: Switch) -> list[str]:
     """What each of the two takes."""
-    said = [f"{clash}." for clash in found.ruled_out]
+    said = [*([found.lies] if found.lies else []), *(f"{clash}." for clash in found.ruled_out)]
     if found.reachable is None:
         said.append("Nothing that the checkpoint loads into as it is is legal and fits.")
     elif found.to_reach:

@@ -359,11 +359,15 @@ def _led_by(plan: Plan) -> str:
 
 
 def _certificate(plan: Plan) -> Group:
-    """What was proved of the aim that leads, and of the step time, and what the events of the schedule say."""
+    """What was proved of the aim that leads, and of the step time, what the events of the schedule say, and what else was asked
+    and is not answered.
+    """
     certificate, led = plan.certificate, _led_by(plan)
-    optimal = certificate.status == "optimal"
-    bound, gap = wording.seconds(certificate.lower_bound_s), wording.percent(certificate.gap)
-    if led and not optimal:
+    optimal, unknown = certificate.status == "optimal", certificate.gap is None
+    bound, gap = wording.seconds(certificate.lower_bound_s or 0.0), wording.percent(certificate.gap or 0.0)
+    if unknown:
+        verdict = f"{_aim_verdict(plan) if led else 'Not proved.'} No bound is known of how fast a layout could be."
+    elif led and not optimal:
         verdict = f"{_aim_verdict(plan)} No layout is faster than {bound}; the plan takes {gap} longer."
     elif optimal:
         verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}{_anyhow(certificate)}."
@@ -372,6 +376,7 @@ def _certificate(plan: Plan) -> Group:
     counts = _counted(certificate, whole=optimal or bool(led))
     body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate))]
     body += [Text(sentence) for sentence in _simulated(plan.plan, plan.alternatives)]
+    body += [Text(f"{asked[:1].upper()}{asked[1:]}.", style=DOUBT) for asked in plan.unanswered]
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
     status = f"of the step time: {_status(certificate)}" if led else _status(certificate)
     return section("Certificate", *body, note=Text(status, style=GOOD if optimal else DOUBT))

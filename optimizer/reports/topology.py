@@ -31,7 +31,7 @@ HUES = {
     "offload": "#8c6d3f",
 }
 """What each dimension sends, in the bars, in the groups' order: darker than any group, so that nobody looks for one in them."""
-SERVER, FRAME, TRACK = "#eef1f4", "#9aa5b1", "#e4e8ec"
+SERVER, FRAME, TRACK, TAKEN = "#eef1f4", "#9aa5b1", "#e4e8ec", "#cfd6dd"
 PIXELS = (64, 56, 48, 42, 38, 34, 30, 26, 22, 20, 18, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3)
 """Sides that a device may be drawn with."""
 ALL_DRAWN = 2048
@@ -85,9 +85,12 @@ class Plot:
     drawn: int
 
 
-def draw(problem: Problem, priced: PricedLayout, kind: Kind) -> str | bytes:
-    """The picture in one of three forms. ImportError for a PNG without matplotlib (the extra `plots`)."""
-    found = topology(problem, priced)
+def draw(problem: Problem, priced: PricedLayout, kind: Kind, free: tuple[int, ...] = ()) -> str | bytes:
+    """The picture in one of three forms; `free` as `DevicesLeft.told`.
+
+    ImportError for a PNG without matplotlib (the extra `plots`).
+    """
+    found = topology(problem, priced, free)
     names = [dimension.name for dimension in found.dimensions]
     if kind == "html":
         labels = {dimension.name: f"{dimension.name} {dimension.size}" for dimension in found.dimensions}
@@ -144,8 +147,10 @@ def _caption(dimension: Dimension, found: Topology) -> str:
         if dimension.most_supernodes > 1 or dimension.reach != found.levels[0].name:
             how = f"Colour: {dimension.name} group, {wording.count(dimension.count, 'group')} of {dimension.size}"
     turn = f"; {len(COLOURS)} colours in turn" if _colours(dimension, found) > len(COLOURS) else ""
-    unused = any(_slots(found, index) > used for index, used in enumerate(found.devices.tolist()))
-    return f"{how}{turn}{'; outlined: not used' if unused else ''}."
+    places = range(len(found.devices))
+    unused = any(_usable(found, index) > found.devices[index] for index in places)
+    taken = any(_slots(found, index) > _usable(found, index) for index in places)
+    return f"{how}{turn}{'; outlined: not used' if unused else ''}{'; grey: not free' if taken else ''}."
 
 
 def _colours(dimension: Dimension, found: Topology) -> int:
@@ -215,7 +220,8 @@ def _supernode(found: Topology, plot: Plot, index: int, x: float, y: float, show
     servers = math.ceil(slots / found.server)
     wide, high = plot.servers.extent(servers)
     name = _name(found)
-    of = f" of {found.supernode_size:,}" if len(ranks) < found.supernode_size else ""
+    there = max(len(ranks), found.free[index]) if found.free else found.supernode_size
+    of = f" of {there:,}" if len(ranks) < there else ""
     used = math.ceil(len(ranks) / found.server)
     short = f"{len(ranks):,}{of} devices"
     held = short + (f", {used} {found.server_name}s" if used > 1 else "")
@@ -226,19 +232,27 @@ def _supernode(found: Topology, plot: Plot, index: int, x: float, y: float, show
     for server in range(servers):
         dx, dy = plot.servers.at(server)
         begin, end = server * found.server, min((server + 1) * found.server, slots)
-        yield from _server(found, plot, ranks[begin:end], end - begin, x + 8 + dx, y + 22 + dy, servers > 1, shown)
+        usable = min(max(_usable(found, index) - begin, 0), end - begin)
+        yield from _server(found, plot, ranks[begin:end], usable, end - begin, x + 8 + dx, y + 22 + dy, servers > 1, shown)
+
+
+def _usable(found: Topology, index: int) -> int:
+    """Devices of a supernode that are the job's to use, as far as they are drawn: of one that nobody spoke of, all."""
+    return max(int(found.devices[index]), found.free[index]) if found.free else _slots(found, index)
 
 
 def _slots(found: Topology, index: int) -> int:
-    """Devices of a supernode that are drawn: all it has, or those in use where most are another job's."""
-    used = int(found.devices[index])
-    return found.supernode_size if found.supernode_size <= MOST_UNUSED * used else used
+    """Devices of a supernode that are drawn: all it has, or those that are the job's where most are another's."""
+    own = _usable(found, index) if found.free else int(found.devices[index])
+    return found.supernode_size if found.supernode_size <= MOST_UNUSED * max((own, *found.free)) else own
 
 
 def _server(
-    found: Topology, plot: Plot, ranks: Ints, slots: int, x: float, y: float, boxed: bool, shown: Sequence[str]
+    found: Topology, plot: Plot, ranks: Ints, usable: int, slots: int, x: float, y: float, boxed: bool, shown: Sequence[str]
 ) -> Iterator[Rect | Text]:
-    """A server with the devices of `ranks`, and outlines of those that the plan does not use, up to `slots`."""
+    """A server with the devices of `ranks`, outlines of those that the plan does not use, up to `usable`, and the others, up to
+    `slots`, in grey.
+    """
     across, down = plot.devices.extent(found.server)
     pad = max(2.0, plot.pixel * 0.35)
     title = 13.0 if across >= NAMED and boxed else 0.0
@@ -247,11 +261,12 @@ def _server(
             x, y, across + 2 * pad - plot.pixel * GAP, down + 2 * pad - plot.pixel * GAP + title, SERVER, "", 2, "", "server"
         )
     if title:
-        host = f"{found.server_name} {found.columns['host'][ranks[0]]}" if len(ranks) else "not used"
+        host = f"{found.server_name} {found.columns['host'][ranks[0]]}" if len(ranks) else "not used" if usable else "not free"
         yield Text(x + pad, y + 12, host, 9.5, FAINT)
     for place in range(len(ranks), slots):
         dx, dy = plot.devices.at(place)
-        yield Rect(x + pad + dx, y + pad + title + dy, plot.pixel, plot.pixel, "#ffffff", FRAME, 2, "not used", "unused")
+        fill, line, said, kind = ("#ffffff", FRAME, "not used", "unused") if place < usable else (TAKEN, "", "not free", "taken")
+        yield Rect(x + pad + dx, y + pad + title + dy, plot.pixel, plot.pixel, fill, line, 2, said, kind)
     for place, rank in enumerate(ranks.tolist()):
         dx, dy = plot.devices.at(place)
         yield from _device(found, plot.pixel, rank, x + pad + dx, y + pad + title + dy, shown)
@@ -288,7 +303,9 @@ def _tiles(found: Topology, shown: Sequence[str], y: float) -> tuple[list[Rect |
     grid = Grid(math.ceil(len(tiles) / rows), side, side * 0.72 if side >= 34 else side)
     least, most = (f"{number:,}" for number in (found.devices.min(), found.devices.max()))
     held = f"{most} devices in each" if least == most else f"{least} to {most} devices in each"
+    idle = sum(found.free) - int(found.devices.sum())
     what = f"All {count:,} {_name(found)}s, {held}" + (f"; {each} to a tile" if each > 1 else "")
+    what += f"; {idle:,} free ones are not used" if idle > 0 else ""
     shapes: list[Rect | Text] = [Text(MARGIN, y, what, 13, bold=True)]
     for dimension in found.dimensions:
         if dimension.name in shown:
@@ -313,7 +330,7 @@ def _tile(found: Topology, members: range, grid: Grid, x: float, y: float, shown
     for dimension in found.dimensions:
         inside, across = (int(column[first : last + 1].sum()) for column in (dimension.inside, dimension.across))
         lines.append(f"{dimension.name}: {inside} groups inside, {across} across")
-        if dimension.name in shown:
+        if devices and dimension.name in shown:
             colour, mark = _tile_colour(found, dimension, first, across)
             classes.append(mark)
             fill = colour if dimension.name == found.default else fill

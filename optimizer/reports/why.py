@@ -44,6 +44,8 @@ def render_ablations(found: Ablations, console: Console) -> None:
     sections += [Text(f"Faster, and so outside what the plan's search looked at: {', '.join(sooner)}.")] if sooner else []
     sections += [section("Impossible", *impossible)] if impossible else []
     sections += [section("Not found in the time limit", *unknown)] if unknown else []
+    left = found.unsearched
+    sections += [Text(f"Interrupted, {len(left)} not searched: {', '.join(left)}.", style=DOUBT)] if left else []
     print_sections(console, sections, width)
 
 

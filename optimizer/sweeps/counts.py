@@ -6,16 +6,24 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from ...cost_models.reliability import server_size, supernode_size
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_cluster
 
 LIKE = re.compile(r"(peak|price)\s+of\s+(\d{1,9})\s+(\S+)")
 PEAK_OF = "bf16"
-NEAR = math.sqrt(2.0)
-"""How far a count may be off for batches to be dealt evenly: what is compared is told per peak or price."""
+NEAR = 1.05
+"""How far a count may be off for batches to be dealt evenly."""
+
+
+class Alike(NamedTuple):
+    """So many devices, and their peak or price over what was asked for."""
+
+    devices: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -34,22 +42,27 @@ class Like:
             raise InputError(f"devices = {text!r}: must be a whole number, or such as 'peak of 2048 hgx-h100' or 'price of …'")
         return cls("peak" if found[1] == "peak" else "price", int(found[2]), found[3])
 
-    def of(self, machine: ClusterSpec, file_of: Mapping[str, str], prices: Mapping[str, float], batches: Iterable[int] = ()) -> int:
-        """Devices of `machine` that come nearest to it, among whole servers or supernodes.
+    def of(
+        self, machine: ClusterSpec, file_of: Mapping[str, str], prices: Mapping[str, float], batches: Iterable[int] = ()
+    ) -> Alike:
+        """Devices of `machine` that come nearest to it.
 
-        Of counts that are near enough, those that `batches` (sequences a step) can be dealt to come first: seven supernodes and a
-        batch of a power of two would compare how they divide, not the machines.
+        Of the whole servers that are NEAR, those that all `batches` (sequences a step) can be dealt to: seven supernodes and a
+        batch of a power of two would compare how they divide, not the machines. Where there are none, or no batches, the nearest
+        of the counts that most batches can be dealt to (`sizing.counts`).
         """
         from ..sizing import counts
 
         other = load_cluster(file_of.get(self.cluster, self.cluster))
         if machine.name == other.name:
-            return self.devices
+            return Alike(self.devices, 1.0)
         wanted = self.devices * self._worth(other, prices) / self._worth(machine, prices)
-        known = counts(machine)
-        dealt = [count for count in known if all(batch % _odd_part(count) == 0 for batch in batches)]
-        near = [count for count in dealt if 1.0 / NEAR <= count / wanted <= NEAR]
-        return min(near or known, key=lambda count: abs(math.log(count / wanted)))
+        known, unit = counts(machine), min(server_size(machine), supernode_size(machine))
+        near = range(math.ceil(wanted / NEAR / unit) * unit, math.floor(wanted * NEAR) + 1, unit)
+        shared = set(batches)
+        dealt = [count for count in near if shared and all(batch % _odd_part(count) == 0 for batch in shared)]
+        best = min(dealt or known, key=lambda count: abs(math.log(count / wanted)))
+        return Alike(best, best / wanted)
 
     def _worth(self, machine: ClusterSpec, prices: Mapping[str, float]) -> float:
         if self.what == "peak":

@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -31,6 +31,9 @@ from ...search_spaces.documents import did_you_mean, read_document, to_record
 from ...search_spaces.errors import InputError
 from ...search_spaces.model import Frozen
 from ...search_spaces.scaling_families import member_name
+
+if TYPE_CHECKING:
+    from .counts import Alike
 
 MOST_POINTS = 1_000_000
 PER_DEVICE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:per|/|×|x|\*)\s*devices?")
@@ -235,12 +238,28 @@ def _refuse_unknown_prices(found: _File, folder: Path) -> None:
 
 def _counts(found: _File, folder: Path) -> dict[tuple[str, int | str], int]:
     """Devices by cluster and by what stands in the list."""
-    counts: dict[tuple[str, int | str], int] = {
-        (cluster, given): given for cluster in found.clusters for given in found.devices if isinstance(given, int)
+    given: dict[tuple[str, int | str], int] = {
+        (cluster, count): count for cluster in found.clusters for count in found.devices if isinstance(count, int)
     }
+    return given | {(name, like): alike.devices for name, like, alike in _alike(found, folder)}
+
+
+def alike(path: Path) -> Iterator[tuple[str, str, Alike]]:
+    """Of a sweep.yaml every cluster, what it is to have as much of as another, and the devices taken for that."""
+    return _alike(to_record(_File, read_document(path), str(path)), path.absolute().parent)
+
+
+def likenesses(path: Path) -> Iterator[str]:
+    """What devices of one peak or price come to, in sentences."""
+    for given, found in itertools.groupby(alike(path), key=lambda each: each[1]):
+        said = ", ".join(f"{one.devices:,} on {cluster} ({one.share:.1%} of it)" for cluster, _, one in found)
+        yield f"devices = {given!r}: {said}"
+
+
+def _alike(found: _File, folder: Path) -> Iterator[tuple[str, str, Alike]]:
     like = [given for given in found.devices if isinstance(given, str)]
     if not like:
-        return counts
+        return
     from ...search_spaces.inputs import load_cluster
     from ..comparing import read_prices
     from .counts import Like
@@ -251,9 +270,10 @@ def _counts(found: _File, folder: Path) -> dict[tuple[str, int | str], int]:
     machines = {cluster: load_cluster(beside.get(cluster, cluster)) for cluster in found.clusters}
     shared = [batch for batch in map(_batch, found.global_batch) if batch.unit != "per device"]
     batches = {batch.sequences(1, seq_len) for batch in shared for seq_len in found.seq_len}
-    return counts | {
-        (name, given): Like.read(given).of(machines[name], beside, prices, batches) for name in machines for given in like
-    }
+    for given in like:
+        wanted = Like.read(given)
+        for name, machine in machines.items():
+            yield name, given, wanted.of(machine, beside, prices, batches)
 
 
 def _names(model: str | _Scaling) -> Iterable[str]:

@@ -94,7 +94,22 @@ def _look_at(file: Path, where: str, tables: MetaData, write: bool) -> None:
 
 
 def _look_inside(file: Path, where: str, tables: MetaData) -> None:
-    with told(where), contextlib.closing(sqlite3.connect(_address(file), uri=True, timeout=PATIENCE_S)) as connection:
+    """InputError for a database that is damaged or none of ours.
+
+    One that nobody writes to is looked at without the files that SQLite keeps beside it, which a reader cannot take away again; if
+    that says it is damaged and somebody has begun to write meanwhile, it is looked at once more.
+    """
+    before = _writes(file)
+    try:
+        _look_through(_address(file, quiet=not before[1]), where, tables)
+    except InputError:
+        if _writes(file) == before:
+            raise
+        _look_through(_address(file, quiet=False), where, tables)
+
+
+def _look_through(address: str, where: str, tables: MetaData) -> None:
+    with told(where), contextlib.closing(sqlite3.connect(address, uri=True, timeout=PATIENCE_S)) as connection:
         found = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
         if found != ["ok"]:
             raise InputError(f"--store {where}: is damaged ({found[0].splitlines()[-1]}); restore a copy, or name another file")
@@ -103,10 +118,16 @@ def _look_inside(file: Path, where: str, tables: MetaData) -> None:
         raise InputError(f"--store {where}: is a database of something else (it holds {min(names)}); name another file")
 
 
-def _address(file: Path) -> str:
-    """To read only. What nobody can write has no writers to look out for: without `immutable` it would need a file beside it."""
-    folder = file.absolute().parent
-    quiet = not os.access(folder, os.W_OK) and not Path(f"{file}-wal").exists()
+def _writes(file: Path) -> tuple[int, int]:
+    """When a file was last written, and the bytes that wait beside it to be."""
+    waiting = Path(f"{file}-wal")
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_mtime_ns, waiting.stat().st_size
+    return file.stat().st_mtime_ns, 0
+
+
+def _address(file: Path, quiet: bool) -> str:
+    """To read only; `quiet`: as one that nobody writes to, without files beside it."""
     return f"{file.absolute().as_uri()}?mode=ro" + ("&immutable=1" if quiet else "")
 
 
@@ -126,7 +147,8 @@ def _engine(url: URL, file: Path | None, write: bool) -> Engine:
 
 
 def _read_only(file: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(_address(file), uri=True, timeout=PATIENCE_S, check_same_thread=False)
+    unwritable = not os.access(file.absolute().parent, os.W_OK) and not Path(f"{file}-wal").exists()
+    connection = sqlite3.connect(_address(file, unwritable), uri=True, timeout=PATIENCE_S, check_same_thread=False)
     connection.text_factory = _readable
     return connection
 

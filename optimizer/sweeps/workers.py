@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0  # for a worker to end
 RENEWED_AFTER = 200
-"""Points after which a worker is replaced: what a process has allocated for its largest problems it does not all give back."""
+"""Points after which a worker is replaced: no more than so many can leave anything behind in it."""
 WORKER = "paraplan.optimizer.sweeps.worker"
 
 

@@ -109,7 +109,7 @@ class Reference:
         self.profile = profile or load_profile(self.device.name)
         self.stack = problem.stack.with_figures(self.profile.stack_figures(problem.stack, self.device.name))
         self.levels = self.cluster.levels
-        self.unit_sizes = self.cluster.allocated_sizes(problem.devices)
+        self.unit_sizes = problem.allocated_sizes
         self.groups = groups(layout) | {"dp_cp": self._dp_cp_groups()}
         self.tokens = layout.micro_batch * self.workload.seq_len / layout.cp
         self.sp = layout.tp if layout.sequence_parallel else 1
@@ -268,7 +268,8 @@ class Reference:
 
     def mixer(self, mixer: Attention | LatentAttention) -> Iterator[Op]:
         h, t, tp = self.model.hidden_size, self.tokens, self.layout.tp
-        elementwise, chain = (5, (10, 10)) if "rotary" in self.stack.eager_kernels else (1, (1, 1))
+        scaled = isinstance(mixer, Attention) and mixer.scaled_rotary  # YaRN's factor, which no fused kernel knows
+        elementwise, chain = (5, (10, 10)) if scaled or "rotary" in self.stack.eager_kernels else (1, (1, 1))
         latent = isinstance(mixer, LatentAttention)
         yield self.norm("input_norm", h, self.linear * t * h / self.sp if latent else self.gemm_input(h))
         if isinstance(mixer, Attention):
@@ -326,9 +327,12 @@ class Reference:
         sorted_bytes = (2 if self.stack.moe_dispatcher == "flex" else 4) * copies
         yield self.elementwise("permute", sorted_bytes, sorted_bytes, self.linear * rows * h, "moe", to_experts)
         yield self.gemm("experts_fc1", rows / local, first, h, BF16 * rows * first, "moe", groups=local)
+        slower = (
+            1.0 if self.stack.cuda_graphs else 1 / self.profile.by_value_share.value
+        )  # kernels that go value by value, which no graph of a step holds
         if mlp.clamped:
             # Gate and up: each read and written, both joined. Backward: gradient and input read, gradient written, both joined.
-            yield self.elementwise("experts_clamp", 16 * rows * w, 20 * rows * w, modules="moe moe_act")
+            yield self.elementwise("experts_clamp", 16 * slower * rows * w, 20 * slower * rows * w, modules="moe moe_act")
         yield self.activation("experts_act", rows * first, rows * w, mlp.gated, "moe moe_act")
         yield self.gemm("experts_fc2", rows / local, h, w, modules="moe", groups=local)
         back = (Msg("etp", "reduce_scatter", copies, 1, 1), Msg("ep", "combine", sent, 1, 1))
@@ -337,7 +341,7 @@ class Reference:
             # bias·p in FP32; out + that; joined; cast back. Then cast; cast of the output's gradient; two products, each reduced.
             forward = 4 + (2 + 4 + 4) + (4 + 4) + (4 + 2)
             backward = (2 + 4) + (4 + 2) + (4 + 4 + 4) + (4 + 4 + 4)
-            yield self.elementwise("experts_bias", forward * rows * h, backward * rows * h, modules="moe")
+            yield self.elementwise("experts_bias", forward * slower * rows * h, backward * slower * rows * h, modules="moe")
         if mlp.shared_width:
             yield from self.dense_mlp("shared", mlp.shared_width, mlp.gated, "shared_experts moe")
 
@@ -532,8 +536,11 @@ class Reference:
             fabrics.setdefault(level.efficiency_profile, 0.0)
             fabrics[level.efficiency_profile] += (sent[i] / links + local * copied[i]) / rate * ramp
             hop_s = curve.hop_latency_s.value if curve.hop_latency_s else level.latency_s.value
-            at_once = name in ("all_to_all", "moe_dispatch", "moe_combine")
-            at_once |= name.endswith("_direct") and self.goes_straight(name.removesuffix("_direct"), i)
+            exchanged = name in ("all_to_all", "moe_dispatch", "moe_combine")
+            further = [other for (_, apart), other in zip(at[i + 1 :], names[i + 1 :], strict=True) if apart > 1]
+            if exchanged and ((name == "all_to_all" and further) or names[i] in further):
+                continue  # its peers there are sent to while the furthest are: the way to those is what is waited for
+            at_once = exchanged or (name.endswith("_direct") and self.goes_straight(name.removesuffix("_direct"), i))
             rings = i == 0 and curve.hop_latency_s is not None  # of servers were measured hop by hop
             steps = 1 if at_once else fan - 1 if rings else min(fan - 1, 2 * ceil(log2(fan)))
             if not name.endswith("_in_network"):  # which has its hop in the launch

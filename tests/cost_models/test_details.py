@@ -32,14 +32,14 @@ class Wire:
 
     def __init__(self, problem: Problem) -> None:
         self.names = [level.name for level in problem.cluster.levels]
-        self.sizes = problem.cluster.allocated_sizes(problem.devices)[:-1]
+        self.units = seated(problem.allocated_sizes[:-1], problem.devices)
         fabrics = [level.efficiency_profile for level in problem.cluster.levels]
         self.fabric = fabrics.count(fabrics[0])  # the first level beyond the innermost fabric
         self.bytes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def level(self, a: int, b: int) -> int:
         """The innermost level whose units hold both ranks."""
-        return next((i for i, size in enumerate(self.sizes) if a // size == b // size), len(self.sizes))
+        return next((i for i, unit in enumerate(self.units) if unit[a] == unit[b]), len(self.units))
 
     def book(self, dimension: str, sent: Iterator[Sent], times: float = 1.0) -> None:
         for source, target, size in sent:
@@ -52,7 +52,7 @@ class Wire:
         pass on. A reduce-scatter sends the same bytes the other way.
         """
         units: list[list[int]] = [ranks]
-        for level in reversed(range(len(self.sizes) + 1)):
+        for level in reversed(range(len(self.units) + 1)):
             parts = [self._split(unit, level) for unit in units]
             for unit, siblings in zip(units, parts, strict=True):
                 for a, b in permutations(siblings, 2):
@@ -71,8 +71,21 @@ class Wire:
             return [[rank] for rank in ranks]
         found: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
-            found[rank // self.sizes[level - 1]].append(rank)
+            found[self.units[level - 1][rank]].append(rank)
         return list(found.values())
+
+
+def seated(sizes: tuple[int, ...], devices: int) -> list[list[int]]:
+    """The unit of every level that each rank stands in: the next one begins where that is full, or one outside it."""
+    units, taken, number = [[] for _ in sizes], [0] * len(sizes), [0] * len(sizes)
+    for _ in range(devices):
+        full = max((level for level, size in enumerate(sizes) if taken[level] == size), default=-1)
+        for level in range(full + 1):
+            taken[level], number[level] = 0, number[level] + 1
+        for level, unit in enumerate(units):
+            taken[level] += 1
+            unit.append(number[level])
+    return units
 
 
 def pairs(ranks: list[int], each: float) -> Iterator[Sent]:
@@ -247,6 +260,12 @@ LAYOUTS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "experts on 16 of 72, each copy alone": ("qwen3-30b-a3b", "gb200-nvl72", "megatron-lm", {"dp": 144, "ep": 16}),
     "experts on 16 of 72, deduplicated": ("qwen3-30b-a3b", "gb200-nvl72", "megatron-bridge", {"dp": 144, "ep": 16}),
     "experts on 32 of 72, deduplicated": ("qwen3-30b-a3b", "gb200-nvl72", "megatron-bridge", {"dp": 288, "ep": 32}),
+    "64 ranks as 24, 24 and 16": ("llama-3.1-8b", "gb200-nvl72", None, {"tp": 16, "dp": 4, "per_supernode": 24}),
+    "stages of 16 in 24, 24 and 16": ("llama-3.1-8b", "gb200-nvl72", None, {"tp": 4, "pp": 4, "dp": 4, "per_supernode": 24}),
+    "experts in 24, 24 and 16": ("qwen3-30b-a3b", "gb200-nvl72", "megatron-lm", {"dp": 64, "ep": 8, "per_supernode": 24}),
+    "servers of 4 in shares of 30": ("llama-3.1-8b", "gb200-nvl72", None, {"tp": 4, "dp": 16, "per_supernode": 30}),
+    "experts in shares of 30": ("qwen3-30b-a3b", "gb200-nvl72", "megatron-lm", {"dp": 64, "ep": 4, "per_supernode": 30}),
+    "packages and servers in shares of 27": ("llama-3.1-8b", "cloudmatrix-384", None, {"tp": 2, "dp": 32, "per_supernode": 27}),
     "activations and states to the pool": (
         "llama-3.1-8b",
         "cloudmatrix-384",
@@ -279,6 +298,7 @@ LAYOUTS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
 ROUGHLY = {
     # Where groups tile no unit those of some stages straddle and others' do not; the mean stage is taken to lie as all do.
     "pipeline over racks of 72": 0.12,
+    "stages of 16 in 24, 24 and 16": 0.03,
     # Groups leave 8, 16 or 24 ranks in another rack; a token's chance to be sent there is taken as that of their mean.
     "experts on 32 of 72, deduplicated": 0.05,
 }
@@ -288,9 +308,11 @@ ROUGHLY = {
 def test_traffic_equals_the_list_of_all_messages(name: str) -> None:
     model, cluster, stack, words = LAYOUTS[name]
     degrees = {"tp": 1, "cp": 1, "pp": 1, "dp": 1, "ep": 1, "etp": 1, "micro_batch": 1, **words}
+    share = degrees.pop("per_supernode", None)
     width = degrees["tp"] * degrees["cp"] * degrees["dp"]
     to = "pool" if "offload" in words else None
     problem = build_problem(model, cluster, width * degrees["pp"], 64, 4096, stack, offload_to=to)
+    problem = problem.model_copy(update={"per_supernode": share})
     edp = width // (degrees["ep"] * degrees["etp"])
     layout = Layout(**(degrees | {"edp": edp, "num_microbatches": max(64 // degrees["dp"], 1)}))
     cost = CostModel(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from paraplan.cost_models.network import Network
+from paraplan.cost_models.network import Exchange, Network
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.routing import Routing
 from paraplan.cost_models.step import CostModel
@@ -28,7 +28,7 @@ COLLECTIVES = ("all_gather_s", "reduce_scatter_s", "all_reduce_s", "all_to_all_s
 
 def network(name: str | ClusterSpec, devices: int) -> Network:
     cluster = load_cluster(name)
-    return Network(cluster, load_profile(cluster.accelerator.name), devices)
+    return Network(cluster, load_profile(cluster.accelerator.name), cluster.allocated_sizes(devices))
 
 
 def some_groups(devices: int, count: int = 300) -> Groups:
@@ -187,6 +187,37 @@ def test_stages_in_and_across_racks_talk_as_each_edge_does(pp: int, stride: int,
     assert one_f_one_b_s([0.2] * (pp - 1), m) > exact * 1.02
 
 
+def slower_inside(cluster: ClusterSpec, level: str, more_s: float) -> ClusterSpec:
+    """The cluster with another latency of one level."""
+    levels = [
+        each.model_copy(update={"latency_s": each.latency_s.model_copy(update={"value": each.latency_s.value + more_s})})
+        if each.name == level
+        else each
+        for each in cluster.levels
+    ]
+    return cluster.model_copy(update={"levels": tuple(levels)})
+
+
+@pytest.mark.parametrize(("kernel", "devices"), [(None, 64), ("moe_dispatch", 64), (None, 1536)])
+def test_peers_that_are_reached_at_once_wait_for_the_furthest_only(kernel: Exchange | None, devices: int) -> None:
+    """A latency is that of the whole way between two dies (StrataCL: 0.2 µs in a package, 0.7 in a server, 2.1 across servers)."""
+    cluster = load_cluster("cloudmatrix-384")
+    further = cluster.levels[2 if devices <= 768 else 3].name
+    for level, waits in (("package", False), ("server", False), (further, True)):
+        plain, slow = (
+            exchanged_s(network(each, devices), devices, 4096.0, kernel) for each in (cluster, slower_inside(cluster, level, 1e-3))
+        )
+        assert slow - plain == pytest.approx(1e-3 if waits else 0.0, abs=1e-9)
+
+
+def test_a_fused_kernel_waits_for_the_way_in_and_the_way_on() -> None:
+    """What enters a supernode once is passed on inside: one hop in each of the two fabrics, none for levels further in."""
+    cluster = load_cluster("cloudmatrix-384")
+    for level, waits in (("server", False), ("supernode", True), ("scale-out", True)):
+        plain, slow = (exchanged_s(network(each, 1536), 1536, 4096.0) for each in (cluster, slower_inside(cluster, level, 1e-3)))
+        assert slow - plain == pytest.approx(1e-3 if waits else 0.0, abs=1e-9)
+
+
 def meshed(kind: str, devices: int = 64) -> Network:
     """Servers of 8 devices, fully meshed or behind a switch, nothing else different."""
     cluster = load_cluster("hgx-h100")
@@ -311,7 +342,7 @@ def test_dispatch_never_sends_more_than_every_copy() -> None:
             assert (net.dispatch_bytes(mean, one, Routing(top_k, 256), False).sum(axis=0) <= top_k).all()
 
 
-def exchanged_s(net: Network, ranks: int, hidden: float, kernel: str = "moe_dispatch") -> float:
+def exchanged_s(net: Network, ranks: int, hidden: float, kernel: Exchange | None = "moe_dispatch") -> float:
     """Seconds in which 4,096 tokens of BF16 reach their 8 of 256 experts on `ranks` devices side by side."""
     at, copy_bytes = net.crossing(Groups(np.array([ranks]), np.array([1]))), 2.0 * hidden
     return float(net.exchange_s(at, np.array([4096 * copy_bytes]), Routing(8, 256), kernel, copy_bytes)[0])
@@ -322,10 +353,14 @@ def test_deepep_on_blackwell_waits_for_its_multiprocessors(name: str) -> None:
     """A fifth of them at work, it takes nearly five times as long; HybridEP, which most stacks run there, is faster than either."""
     cluster = load_cluster(name)
     profile = load_profile(cluster.accelerator.name)
-    many, few = (exchanged_s(Network(cluster, profile, 8, backend="deepep", sms=sms), 4, 7168) for sms in (20, 4))
+    many, few = (
+        exchanged_s(Network(cluster, profile, cluster.allocated_sizes(8), backend="deepep", sms=sms), 4, 7168) for sms in (20, 4)
+    )
     assert 3.5 <= few / many <= 5
     assert exchanged_s(network(name, 8), 4, 7168) < 0.8 * many
-    assert exchanged_s(Network(cluster, profile, 8, backend="hybridep", sms=4), 4, 7168) == exchanged_s(network(name, 8), 4, 7168)
+    assert exchanged_s(Network(cluster, profile, cluster.allocated_sizes(8), backend="hybridep", sms=4), 4, 7168) == exchanged_s(
+        network(name, 8), 4, 7168
+    )
 
 
 def test_half_as_wide_tokens_take_more_than_half_as_long() -> None:

@@ -227,7 +227,7 @@ def test_a_sliding_window_limits_the_keys(model: str, kind: str, mean: float, fu
 
 def network(name: str, devices: int) -> Network:
     cluster = load_cluster(name)
-    return Network(cluster, load_profile(cluster.accelerator.name), devices)
+    return Network(cluster, load_profile(cluster.accelerator.name), cluster.allocated_sizes(devices))
 
 
 def at(net: Network, size: int, stride: int) -> Any:

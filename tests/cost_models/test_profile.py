@@ -87,6 +87,14 @@ def test_every_figure_says_where_it_comes_from(profile: Profile) -> None:
     assert profile.provenance.summary
 
 
+def test_a_launch_read_off_exchanges_of_one_hop_has_the_hop_in_it(profile: Profile) -> None:
+    """Wherever the fit of a fused kernel goes, on its own accelerator or to another: the level's latency is not added again."""
+    for curves in profile.collectives.values():
+        for name, curve in curves.items():
+            if name.startswith("moe_") and curve.launch_s.source.removeprefix("transferred: ").startswith("fit"):
+                assert curve.hop_latency_s is not None and curve.hop_latency_s.value == 0.0, name
+
+
 def test_fitted_profiles_record_their_held_out_errors(profile: Profile) -> None:
     curves = {f"gemm.{key}" for key in profile.gemm}
     assert not profile.fitted or curves <= set(profile.provenance.errors)

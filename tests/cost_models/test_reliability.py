@@ -12,17 +12,20 @@ from paraplan.cost_models.checkpoint import Failures, state_bytes
 from paraplan.cost_models.money import per_million_tokens
 from paraplan.cost_models.recovery import Recovery, Saved
 from paraplan.cost_models.reliability import (
+    RATES,
     best_interval_s,
     daly_interval_s,
     failures_per_s,
     kept_interval_s,
     lost_share,
+    spare_units,
     spares,
     time_over_work,
     weighed_s,
     yearly_rate,
     young_interval_s,
 )
+from paraplan.search_spaces.cluster import ClusterSpec, FailureRates, Figure
 from paraplan.search_spaces.inputs import build_problem, load_cluster
 
 
@@ -121,6 +124,21 @@ def test_a_supernode_that_fails_as_one_counts_by_the_supernodes_in_use() -> None
     cluster = cluster.model_copy(update={"failures": type(cluster.failures).model_validate(rates)})
     one, two = failures_per_s(cluster, 768), failures_per_s(cluster, 769)
     assert one is not None and two == pytest.approx(2 * one)
+
+
+def test_spares_are_counted_by_what_is_replaced() -> None:
+    """Devices and servers that fail are replaced by servers, supernodes that fail by supernodes; an HGX server is both."""
+    rack, server = load_cluster("gb200-nvl72"), load_cluster("hgx-h100")
+    figure = Figure(value=0.1, source="test", grade="assumed", low=0.1, high=0.1)
+
+    def failing(cluster: ClusterSpec, *names: str) -> ClusterSpec:
+        return cluster.model_copy(update={"failures": FailureRates(**dict.fromkeys(names, figure))})
+
+    found = spare_units(failing(rack, *RATES), 7200, 10.0)
+    assert found == {"server": spares((720 + 180) / 365.25, 10.0), "supernode": spares(10 / 365.25, 10.0)}
+    assert spare_units(failing(rack, "device_per_year"), 7200, 10.0) == {"server": spares(720 / 365.25, 10.0)}
+    assert spare_units(failing(server, *RATES), 80, 10.0) == {"server": spares(10 / 365.25, 10.0)}
+    assert not spare_units(failing(rack), 7200, 10.0)
 
 
 def test_yearly_rates_and_spares() -> None:

@@ -17,7 +17,7 @@ from paraplan.optimizer.evaluation import evaluate, with_default_stages
 from paraplan.search_spaces.cluster import Figure
 from paraplan.search_spaces.inputs import build_problem, load_cluster, load_model, load_stack
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
-from paraplan.search_spaces.model import ModelSpec, MoeMlp
+from paraplan.search_spaces.model import Attention, ModelSpec, MoeMlp
 
 sys.path.insert(0, str(Path(__file__).parent))  # the reference lies beside this file
 
@@ -28,12 +28,14 @@ A100 = ("llama-3.1-8b", "jean-zay-a100")
 
 
 def with_expert_biases(name: str) -> ModelSpec:
-    """A catalog model whose experts have biases and clamped activations, as gpt-oss's have."""
+    """A catalog model whose experts have biases and clamped activations and whose rotary embedding is scaled, as gpt-oss's."""
     model = load_model(name)
     kinds = dict(model.kinds)
     for kind, layer in model.kinds.items():
         if isinstance(layer.mlp, MoeMlp):
             kinds[kind] = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"bias": True, "clamped": True})})
+        if isinstance(layer.mixer, Attention):
+            kinds[kind] = kinds[kind].model_copy(update={"mixer": layer.mixer.model_copy(update={"scaled_rotary": True})})
     return model.model_copy(update={"kinds": kinds})
 
 

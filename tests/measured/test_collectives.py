@@ -36,7 +36,7 @@ def sample(name: str) -> list[dict[str, str]]:
 def test_collectives_of_one_server_have_not_drifted(system: str) -> None:
     """Medians on these rows were 3 to 7 %; a step between protocols at 4 to 16 MiB is what the worst are."""
     cluster = load_cluster(CLUSTERS[system])
-    network = Network(cluster, load_profile(cluster.accelerator.name), 4 if system.startswith("gb") else 8)
+    network = Network(cluster, load_profile(cluster.accelerator.name), cluster.allocated_sizes(4 if system.startswith("gb") else 8))
     formulas = {
         "all_gather": network.all_gather_s,
         "reduce_scatter": network.reduce_scatter_s,

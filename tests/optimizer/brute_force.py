@@ -356,7 +356,7 @@ def recompute_choices(problem: Problem, chunks: int) -> list[str]:
 def shardings(problem: Problem) -> list[str]:
     """Those of the stack; HSDP over whole units of the levels that are smaller than the job."""
     offered = problem.stack.optimizer_shardings
-    sizes = {size for size in problem.cluster.allocated_sizes(problem.devices)[:-1] if 1 < size < problem.devices}
+    sizes = {size for size in problem.allocated_sizes[:-1] if 1 < size < problem.devices}
     return [name for name in offered if name != "hsdp"] + [f"hsdp:{size}" for size in sorted(sizes) if "hsdp" in offered]
 
 

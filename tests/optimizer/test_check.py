@@ -77,7 +77,7 @@ def test_a_jobs_own_spellings_are_read_or_listed() -> None:
     read = read_text(text, "job.yaml")
     assert read.devices == 128 and read.degrees["tp"] == 1
     assert any("strategy.tensor_paralel is not known" in line for line in read.assumptions)
-    assert read.unknown == ("strategy.tensor_paralel = 8", "fault_tolerance.max_restarts = 3")
+    assert read.unknown == ("strategy.tensor_paralel = 8 (did you mean tensor_parallel?)", "fault_tolerance.max_restarts = 3")
     given = read.fault_tolerance
     assert given is not None and given.checkpoint_interval == "30 min"
     found = judge(given, None, None, None, None, None)

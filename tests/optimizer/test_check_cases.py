@@ -666,3 +666,12 @@ def test_a_grid_is_named_by_its_degrees() -> None:
     found = checked(layers=8, heads=32, tp=16, world=1152, options={"cluster": "gb200-nvl72"})
     (broken,) = (each for each in found.broken if each.rule == "C141")
     assert "and tp·cp·pp·dp = 1152 is more than" in broken.sentence and "devices_used" not in broken.sentence
+
+
+@pytest.mark.parametrize(("tp", "told"), [(2, True), (3, False)])
+def test_shares_on_the_host_need_replicas_that_are_whole(tp: int, told: bool) -> None:
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "tensor_parallel": {"autotp_size": tp}}
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    job = read_text(json.dumps({**config, "train_batch_size": 8, "zero_optimization": zero}), "ds.json", devices=8)
+    found = check(job, "llama-3.1-8b", "hgx-h100", seq_len=4096, best=False)
+    assert any("on the host" in said for said in found.advice) is told

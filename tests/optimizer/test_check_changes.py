@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from paraplan.optimizer.checking.changes import changes
-from paraplan.optimizer.checking.checked import Change, Checked
+from paraplan.optimizer.checking.changes import changes, told_together
+from paraplan.optimizer.checking.checked import AND, Change, Checked
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
 from paraplan.optimizer.readers.restating import stages_restated
@@ -32,6 +32,7 @@ SPARSE = (
     f"{DENSE} --num-experts 64 --moe-router-topk 4 --moe-ffn-hidden-size 1408 --moe-token-dispatcher-type alltoall "
     "--moe-grouped-gemm --expert-model-parallel-size 8"
 )
+OVER_TP = SPARSE.replace("type alltoall", "type alltoall_seq") + " --moe-tp-extend-ep --moe-permutation-async-comm"
 PADDED = "--num-layers 32 --noop-layers 30,31"
 WAYS = {
     "megatron-lm": (
@@ -65,7 +66,8 @@ def megatron_job(framework: str, drawn: Random) -> str:
     degrees = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size 4 --micro-batch-size {pick((1, 2))}"
     sharding = pick(("", "--use-distributed-optimizer", "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"))
     switches = f"{'--sequence-parallel' if tp > 1 and pick((True, False)) else ''} {sharding}"
-    parts = (pick((DENSE, SPARSE)), degrees, switches, pick(WAYS[framework]), pick(RECOMPUTES[framework]))
+    model = pick((DENSE, SPARSE, OVER_TP) if framework == "mindspeed-llm" else (DENSE, SPARSE))
+    parts = (model, degrees, switches, pick(WAYS[framework]), pick(RECOMPUTES[framework]))
     return f"torchrun --nproc_per_node 8 --nnodes 4 --global-batch-size 64 {' '.join(parts)}"
 
 
@@ -245,8 +247,33 @@ def test_advice_taken_literally(form: str, seed: int) -> None:
     assert all(change.before != change.after for change in found.changes)
     gains = [change.seconds for change in found.changes if change.seconds is not None]
     assert gains == sorted(gains)
+    own = [each.seconds for each in found.changes if each.seconds is not None and each.column != "overlap"]
+    assert len(own) < 2 or max(map(abs, own)) <= abs(sum(own)) * (1 + 1e-9)
     if found.changes and found.priced is not None:
         assert sum(gains) == pytest.approx(found.best.step_time_s - found.priced.step_time_s)
+
+
+def shares(**seconds: float) -> list[Change]:
+    return [Change(column=name, before=f"{name} 1", after=f"{name} 2", seconds=s, peak_gib=1.0) for name, s in seconds.items()]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ({"tp": -0.3, "pp": -0.1, "recompute": -0.05}, {"tp": -0.3, "pp": -0.1, "recompute": -0.05}),
+        ({"cp": -3.2, "pp": -0.83, "tp": 1.94, "micro_batch": 1.72}, {"cp, pp, tp, micro_batch": -0.37}),
+        ({"cp": -3.2, "tp": 2.9, "recompute": -0.1}, {"cp, tp": -0.3, "recompute": -0.1}),
+        ({"tp": -0.3, "pp": 0.1, "offload": -0.2}, {"tp, pp": -0.2, "offload": -0.2}),
+        ({"tp": -0.5, "pp": -0.1, "recompute": 0.4, "offload": -0.1}, {"tp, pp, recompute": -0.2, "offload": -0.1}),
+        ({"tp": 0.4, "recompute": -0.5, "offload": -0.1}, {"tp, recompute, offload": -0.2}),
+    ],
+)
+def test_shares_that_say_nothing_apart_are_told_together(seconds: dict[str, float], told: dict[str, float]) -> None:
+    """Degrees that gain more than all changes do, or gain and lose, are one change, with what loses beside them if need be."""
+    found = told_together(shares(**seconds))
+    assert {each.column: each.seconds for each in found} == pytest.approx(told)
+    assert sum(each.peak_gib or 0.0 for each in found) == len(seconds)
+    assert {*AND.join(each.after for each in found).split(AND)} == {f"{name} 2" for name in seconds}
 
 
 def judged_when_full(form: str, text: str) -> Checked:

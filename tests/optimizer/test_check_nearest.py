@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from paraplan.optimizer.readers import read_text
 
 from .applying import made
 from .check_samples import LLAMA_7B, checked, rules
+from .test_check import drawn
 from .test_check_changes import DENSE, ON_ASCEND, SPARSE
 
 MODEL = "qwen3-30b-a3b"
@@ -277,9 +279,107 @@ def test_a_sentence_names_the_nearest_of_those(
     assert said in broken.sentence
 
 
+@pytest.mark.parametrize(("more", "listed"), [("", False), ("pipeline_parallel_layers_per_stage = 11", True)])
+def test_torchtitan_cuts_its_own_stages(more: str, listed: bool) -> None:
+    """TP 16 of 8 KV heads: with TP 8 on 8 stages its usual cut holds, unless layers per stage ask for another number of chunks."""
+    degrees = "tensor_parallel_degree = 16\npipeline_parallel_degree = 4\ndata_parallel_shard_degree = 3"
+    parallelism = f'[parallelism]\n{degrees}\npipeline_parallel_schedule = "Interleaved1F1B"\n{more}'
+    training = "[training]\nlocal_batch_size = 8\nseq_len = 8192"
+    text = f'[model]\nname = "llama3"\nflavor = "70B"\n{training}\n{parallelism}'
+    found = check(read_text(text, "job.toml", form="torchtitan"), best=False)
+    (deeper,) = (words for words, made in zip(found.nearest, found.nearest_columns, strict=True) if made == {"tp": 8, "pp": 8})
+    assert any("module_fqns" in word for word in deeper) == listed
+
+
+def few_micro_batches(heads: int) -> Checked:
+    """A MindFormers job of 2 micro-batches on 4 stages of 128 devices, dp 4 · tp 8, with a global batch of 8."""
+    degrees = {"data_parallel": 4, "model_parallel": 8, "pipeline_stage": 4, "micro_batch_num": 2, "use_seq_parallel": True}
+    sizes = {"type": "LlamaConfig", "seq_length": 4096, "hidden_size": 5120, "num_layers": 40, "num_heads": heads}
+    rest = {"vocab_size": 32000, "intermediate_size": 13824}
+    data = {"parallel_config": degrees, "runner_config": {"batch_size": 1}, "model": {"model_config": {**sizes, **rest}}}
+    return check(read_text(yaml.safe_dump(data), "job.yaml", form="mindformers"), best=False)
+
+
+def test_what_keeps_the_batch_comes_first() -> None:
+    """TP 16 on 2 replicas trains the same 8 sequences, so it is told before the single keys that train more."""
+    found = few_micro_batches(heads=32)
+    assert rules(found) == {"C031"}
+    assert found.nearest_columns[0] == {"tp": 16, "dp": 2}
+    assert all("global_batch" not in each for each in found.nearest_columns[:2])
+
+
+def test_a_batch_that_no_key_names_is_told_where_it_changes() -> None:
+    """Of 40 heads TP 16 is none: what is left are more micro-batches, which are more sequences."""
+    text = drawn(few_micro_batches(heads=40), 120)
+    assert "micro_batch_num: 4 (global batch 8 → 16)" in text
+    assert "(global batch" not in drawn(checked(LLAMA_7B, world=64, pp=8, tp=2, gbs=10, mbs=1), 120)
+
+
+FAILING = re.compile(r"([\d,]+) (?:does not divide|is not a multiple of) .*; (.*) would")
+
+
+def test_a_value_that_fails_is_no_remedy() -> None:
+    """Degrees and batches at random: no sentence offers the value that it finds wrong, though another column could mend it."""
+    drawn, offers = Random(7), 0
+    for _ in range(14):
+        grid = {name: drawn.choice((1, 2, 3, 4, 6, 8)) for name in ("tp", "cp", "pp")}
+        own = {"mbs": drawn.choice((1, 2, 3)), "gbs": drawn.choice((62, 64, 96)), "vpp": drawn.choice((1, 2, 3)), **grid}
+        more = SPARSE if drawn.random() < 0.5 else DENSE
+        for each in checked(more, world=48, sequence_parallel=True, **own).broken:
+            said = FAILING.search(each.sentence)
+            if said is not None:
+                assert said[1] not in re.findall(r"[\d,]*\d", said[2]), each.sentence
+                offers += 1
+    assert offers > 5
+
+
+@pytest.mark.parametrize(
+    ("values", "rule", "said"),
+    [
+        ({"world": 3, "pp": 3, "vpp": 2, "gbs": 62, "layers": 36}, "C030a", "; num_microbatches = 60 or 63 would do."),
+        ({"world": 24, "cp": 3, "tp": 8, "seq": 8192}, "C041", "cp·tp = 24 does not divide the sequence length 8192; 8 would."),
+    ],
+)
+def test_a_remedy_leaves_the_rest_of_its_rule(values: dict[str, Any], rule: str, said: str) -> None:
+    found = checked(SIZED, **{"mbs": 1, "gbs": 48, "seq": 4096, "layers": 32, "sequence_parallel": True, **values})
+    (broken,) = (each for each in found.broken if each.rule == rule)
+    assert said in broken.sentence
+
+
 def test_values_that_mend_one_rule_and_break_another_are_said_to() -> None:
     """TP 1 divides the 32 heads, and leaves three replicas that do not divide a batch of 4."""
     found = checked(LLAMA_7B, world=3, tp=3, gbs=4, mbs=1, seq=4096)
     (broken,) = (each for each in found.broken if each.rule == "C020")
     assert broken.legal == {} and broken.alone == {"tp": (1,)}
     assert "would" not in broken.sentence
+
+
+@pytest.mark.parametrize(
+    ("layout", "framework", "rule", "legal", "nearest"),
+    [
+        ("tp=2,pp=4,vpp=2,schedule=zb-v", "megatron-lm", "stack schedule", ("interleaved",), {"schedule": "interleaved"}),
+        ("tp=2,pp=4,optimizer_sharding=zero3", "megatron-lm", "stack sharding", ("zero1", "none"), {"optimizer_sharding": "zero1"}),
+        ("tp=2,optimizer_sharding=none", "torchtitan", "stack sharding", ("zero2", "zero3"), {"optimizer_sharding": "zero2"}),
+        ("strategy: {tensor_parallel: 2, schedule: gpipe}", "deepspeed", "stack schedule", ("1f1b",), {"schedule": "1f1b"}),
+    ],
+)
+def test_a_word_that_the_framework_lacks(
+    layout: str, framework: str, rule: str, legal: tuple[str, ...], nearest: dict[str, str]
+) -> None:
+    """It is illegal by the rule that binds a plan, told with the words that are legal, and the nearest makes it legal."""
+    job = read_text(layout, "layout")
+    found = check(job, "llama-3.1-8b", devices=16, framework=framework, best=False)
+    (broken,) = found.broken
+    assert broken.rule == rule and broken.legal == {next(iter(nearest)): legal}
+    assert " it." in broken.sentence and found.nearest_columns[0] == nearest
+    again = check(read_text(made(job.format, layout, found.nearest[0]), "layout"), "llama-3.1-8b", framework=framework, best=False)
+    assert again.legal
+
+
+FSDP = {"use-megatron-fsdp": True, "ckpt-format": "fsdp_dtensor"}
+
+
+def test_a_framework_has_what_its_own_options_ask_for() -> None:
+    """FSDP in a launch script is no other framework's, though Megatron-LM's usual stack does not price it."""
+    fsdp = checked(LLAMA_7B, world=8, options={"framework": "megatron-lm"}, mbs=1, **FSDP)
+    assert fsdp.given["optimizer_sharding"] == "zero3" and not rules(fsdp)

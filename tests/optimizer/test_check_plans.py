@@ -67,6 +67,24 @@ def test_where_a_plan_offloads_to_decides_what_it_holds() -> None:
     assert [each.rule for each in checked(kept, layout).broken] == ["C103a"]
 
 
+def test_a_plan_that_leaves_devices_idle_is_legal() -> None:
+    """16 of 18 devices, and two more that the job has beyond those; the best layout is looked for on all of the problem's."""
+    fix = "tp=2,pp=1|3,cp=1,micro_batch=1,recompute=none"
+    fewer, layout = made_for("host", "llama-3.1-8b", "gb200-nvl72", "megatron-lm", "tp=2,pp=1", fix=fix)
+    problem = fewer.model_copy(update={"devices": 18})
+    priced, broken = evaluate(problem, layout)
+    idle = priced.model_copy(update={"devices_idle": 4})
+    plan = sample_plan().model_copy(update={"problem": problem, "plan": idle, "alternatives": ()})
+    found = check(read_text(plan.to_json(), "plan.json"))
+    assert not broken and found.legal
+    assert (found.devices, found.idle) == (20, 4)
+    assert found.priced is not None and found.priced.step_time_s == pytest.approx(priced.step_time_s, rel=1e-9)
+    assert found.problem is not None and found.problem.devices == 18 and found.best is not None
+    assert (found.priced.devices_idle, found.best.devices_used + found.best.devices_idle) == (4, 20)
+    over = check(read_text(plan.model_copy(update={"problem": fewer}).to_json().replace('"dp": 8', '"dp": 16'), "p"), best=False)
+    assert over.broken[0].sentence == "tp·dp = 2·16 needs 32 devices, the job has 16."
+
+
 @pytest.mark.parametrize(("change", "rule"), [({"schedule": "gpipe"}, "P012"), ({"pp": 1, "dp": 16, "edp": 16}, "P013")])
 def test_an_edited_plan_breaks_the_rules_of_lending(change: dict[str, Any], rule: str) -> None:
     problem, layout = made_for(*OFFLOADING[2])

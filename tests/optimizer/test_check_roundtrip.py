@@ -15,6 +15,7 @@ from paraplan.optimizer.result import Plan
 from paraplan.optimizer.step_timeline import step_timeline
 from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.layer_kinds import Attention, Mixer
 from paraplan.search_spaces.layout import Layout, Split
 
 from .sample_plan import sample_plan
@@ -65,10 +66,12 @@ def planned(
     counts: tuple[int, ...],
     version: str | None = None,
 ) -> Plan:
-    """A plan of a layout that is given, with its price."""
+    """A plan of a layout that is given, with its price, of the model as it is exported: YaRN's factors are the user's to set."""
     given = parse_layout(text)
     fix = f"etp={given['etp']}" if "etp" in given else ""
     problem = build_problem(model, cluster, devices, batch, 4096, framework=framework, framework_version=version, fix=fix)
+    kinds = {name: kind.model_copy(update={"mixer": _plain(kind.mixer)}) for name, kind in problem.model.kinds.items()}
+    problem = problem.model_copy(update={"model": problem.model.model_copy(update={"kinds": kinds})})
     layout = complete(problem, given)
     chunks = counts or (problem.model.num_layers // layout.pp,) * layout.pp
     cuts = [0]
@@ -78,6 +81,10 @@ def planned(
     stages = Split(layout.pp, layout.vpp, tuple(cuts)).stages(problem.model.num_layers, layout.recompute)
     priced, _ = evaluate(problem, layout.model_copy(update={"stages": stages}))
     return sample_plan().model_copy(update={"problem": problem, "plan": priced, "alternatives": ()})
+
+
+def _plain(mixer: Mixer) -> Mixer:
+    return mixer.model_copy(update={"scaled_rotary": False}) if isinstance(mixer, Attention) else mixer
 
 
 def bare(layout: Layout) -> dict[str, Any]:
@@ -110,6 +117,21 @@ def test_a_program_says_all_of_a_model_of_clamped_experts_and_mixed_windows() ->
     assert not (job.unknown or job.unresolved)
     found = check(job, cluster="hgx-h100", best=False)
     assert found.priced is not None and found.priced.step_time_s == pytest.approx(plan.plan.step_time_s, rel=1e-6)
+
+
+def test_positions_by_yarn_cost_what_the_catalog_says_of_them() -> None:
+    """A script of plain positions that says yarn is priced as the model that has its factors."""
+    plan = planned("megatron-lm", "gpt-oss-120b", "hgx-h100", 64, 64, "tp=2,pp=4,ep=8", ())
+    script = next(text for name, text in render(plan, "megatron-lm").items() if name.endswith(".sh"))
+    assert "--position-embedding-type rope" in script
+    scaled = check(
+        read_text(script.replace("--position-embedding-type rope", "--position-embedding-type yarn"), "yarn.sh"),
+        cluster="hgx-h100",
+        best=False,
+    )
+    known, _ = evaluate(build_problem("gpt-oss-120b", "hgx-h100", 64, 64, 4096, framework="megatron-lm"), plan.plan.layout)
+    assert scaled.priced is not None and scaled.priced.step_time_s == pytest.approx(known.step_time_s, rel=1e-6)
+    assert scaled.priced.step_time_s > plan.plan.step_time_s
 
 
 def test_the_script_beside_a_program_says_its_processes(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import math
 
 import pytest
 from paraplan.cost_models.reliability import daly_interval_s, failures_per_s, lost_share, young_interval_s
+from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.checking.tolerance import duration, judge
-from paraplan.optimizer.readers import FaultTolerance
+from paraplan.optimizer.readers import FaultTolerance, read_text
 from paraplan.search_spaces.cluster import ClusterSpec, FailureRates
 from paraplan.search_spaces.inputs import load_cluster
 
@@ -80,6 +81,9 @@ def test_an_interval_needs_a_unit(text: str) -> None:
         (("/dev/shm",), "reschedule", True),
         (("/dev/shm/ckpt", "tmpfs"), None, True),
         (("memory",), "restart", True),
+        (("ramdisk:/x",), "restart", True),
+        (("local_nvme",), "restart", True),
+        (("local_nvme", "s3://bucket"), "restart", False),
         (("file:///dev/shm/ckpt",), None, True),
         (("/var/run/shm",), None, True),
         (("file:///mnt/shared",), None, False),
@@ -106,7 +110,8 @@ def test_an_interval_beside_the_best(interval: str, said: str) -> None:
 def test_steps_need_the_time_of_a_step() -> None:
     given = FaultTolerance(checkpoint_interval="500 steps", checkpoint_save_time="2 min")
     cluster = failing(device_per_year=0.17)
-    assert judge(given, cluster, 2048, None, None, None).needs
+    lacking = judge(given, cluster, 2048, None, None, None, "the global batch (--global-batch)").needs
+    assert lacking == ("the time of a step, to turn steps into seconds: the global batch (--global-batch)",)
     found = judge(given, cluster, 2048, 10.0, None, None)
     assert found.interval_s == 5000 and found.save_s == 120
     assert not found.needs
@@ -127,3 +132,19 @@ def test_rates_that_nobody_measured_are_told_with_the_verdict() -> None:
     assert [each.startswith("hgx-h800 failures device_per_year = 0.17") for each in told["hgx-h800"]] == [True]
     assert told["hgx-h100"] == told["hgx-a100"] == ()
     assert judge(silent, load_cluster("hgx-h800"), 1024, 10.0, 20.0, None).assumptions == ()
+
+
+def test_a_job_is_told_which_input_its_step_waits_for() -> None:
+    text = (
+        "task:\n  strategy: {tensor_parallel: 8, pipeline_parallel: 1, data_parallel: 1, micro_batch_size: 1, seq_len: 4096}\n"
+        "  resource: {accelerators: 8}\n  fault_tolerance: {checkpoint_interval: 500 steps}\n"
+    )
+    found = check(read_text(text, "job.yaml"), "llama-3.1-8b", "hgx-h100", best=False)
+    assert found.fault_tolerance is not None
+    assert all(
+        need.endswith(": the global batch (--global-batch)") or need.startswith("how long") for need in found.fault_tolerance.needs
+    )
+    whole = check(
+        read_text(text.replace("seq_len", "global_batch: 64, seq_len"), "job.yaml"), "llama-3.1-8b", "hgx-h100", best=False
+    )
+    assert whole.global_batch == 64 and whole.priced is not None and not whole.unknown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,19 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paraplan.cost_models.schedules import PAIRED, SPLIT, WHOLE, usual_schedule
 from paraplan.cost_models.timeline import Floats, Ints, Work, replayed
+from paraplan.optimizer import two_chunks
 from paraplan.optimizer.chunk_master import Master
-from paraplan.optimizer.chunking import Blocks, Chunking, at_least, chunk_seconds, stage_bytes, step_seconds, timed
+from paraplan.optimizer.chunking import Blocks, Chunking, asked_by, at_least, chunk_seconds, stage_bytes, step_seconds, timed
 from paraplan.optimizer.chunks import best_chunks, walked
-from paraplan.optimizer.critical_paths import Pipeline, longest_paths
+from paraplan.optimizer.critical_paths import Path, Pipeline, Taken, first_stage_paths, longest_paths
+from paraplan.optimizer.two_chunks import PRECISE, least_of_two
 from paraplan.search_spaces.cutting import Cutting
 
 GB = 1e9
 
 
-def random_chunking(rng: np.random.Generator, choices: int, bare: tuple[bool, bool] = (False, False)) -> Chunking:
-    """A pipeline of up to nine blocks of up to two kinds, whose stages cannot hold everything."""
-    schedule = str(rng.choice(["1f1b", "interleaved", "gpipe"]))
-    pp, vpp = int(rng.integers(2, 4)), 2 if schedule == "interleaved" else 1
+def random_chunking(
+    rng: np.random.Generator,
+    choices: int,
+    bare: tuple[bool, bool] = (False, False),
+    schedules: Sequence[str] = ("1f1b", "interleaved", "gpipe"),
+    most_stages: int = 3,
+) -> Chunking:
+    """A pipeline of a few blocks of up to two kinds, whose stages cannot hold everything."""
+    schedule = str(rng.choice(schedules))
+    pp, vpp = int(rng.integers(2, most_stages + 1)), 2 if schedule == "interleaved" else 1
     m = int(rng.integers(1, 4)) * pp if vpp > 1 else int(rng.integers(1, 8))
     blocks, kinds = int(rng.integers(pp * vpp, pp * vpp + (5 if choices == 1 else 3))), int(rng.integers(1, 3))
     costs = Blocks(
@@ -123,8 +131,14 @@ def test_nothing_is_found_below_what_no_partition_beats() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_no_partition_takes_less_than_what_is_told_of_all(seed: int) -> None:
     """Closed-form paths, gradients and weights that are late, and the linear relaxation, against every partition that is listed."""
-    chunking = random_chunking(np.random.default_rng(seed), choices=1, bare=(seed % 3 == 0, False))
-    chunking = replace(chunking, limit_bytes=1e15)
+    rng = np.random.default_rng(seed)
+    chunking = random_chunking(rng, choices=1, bare=(seed % 3 == 0, False))
+    pp, pipeline = chunking.pp, chunking.pipeline
+    if pipeline.schedule == "interleaved" and seed % 2:  # groups of more than pp, or a last one that is not full
+        group = int(rng.integers(pp, 2 * pp + 1))
+        m = int(rng.integers(1, 4)) * group + (pp if group > pp else 0)
+        pipeline = replace(pipeline, num_microbatches=m, group=group)
+    chunking = replace(chunking, pipeline=pipeline, limit_bytes=1e15)
     every = list(partitions(chunking))
     told = list(at_least(chunking, chunk_seconds(chunking, every[0])))
     steps = []
@@ -136,6 +150,58 @@ def test_no_partition_takes_less_than_what_is_told_of_all(seed: int) -> None:
     master = Master(chunking)
     master.learn(told)
     assert 0.3 * min(steps) < master.relaxed_s() <= listed_s(chunking)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_stages_of_two_chunks_are_bounded_as_tightly_as_their_own_paths_and_never_above_the_best(seed: int) -> None:
+    """Between the least of what the stage asks that asks most, and the best step, of all partitions that are listed and fit; what
+    other stages redo is not known where each chunk redoes its first block.
+    """
+    rng, bare = np.random.default_rng(seed), (seed % 3 == 0, seed % 4 == 0)
+    chunking = random_chunking(rng, 1 + seed % 2, bare, schedules=("interleaved",), most_stages=3 + seed % 2)
+    chunking = replace(chunking, depth=1 if seed % 2 else None, limit_bytes=chunking.limit_bytes * (1.0 + seed % 5))
+    every = [cut for cut in cuttings(chunking) if (stage_bytes(chunking, cut) <= chunking.limit_bytes).all()]
+    if not every:
+        return
+    steps = [step_seconds(chunking, counts) for counts in every]
+    asked = [asked_s(chunking, counts) for counts in every]
+    any_of_them = int(rng.integers(len(every)))
+    bound_s = least_of_two(chunking, every[any_of_them], 0.1 * min(steps), steps[any_of_them])
+    assert bound_s <= min(steps)
+    assert bound_s >= (1.0 - 2 * PRECISE) * min(asked) or chunking.depth
+
+
+def test_paths_between_stages_side_by_side_bound_chunks_that_only_each_stage_would_balance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """36 layers on eight stages: one that has much in its first chunk waits for one that has much in its second."""
+    one, none = np.ones(1), np.zeros(1)
+    layer = Blocks(one, 2.0 * one[:, None], none[:, None], none, none, none, none, none)
+    ends = Blocks(np.array([0.1, 0.5]), np.array([[0.1], [0.8]]), np.zeros((2, 1)), *[np.zeros(2)] * 5)
+    cutting, held = Cutting(8, 2, 36, 36), (np.ones((1, 2)),) * 8
+    chunking = Chunking(Pipeline("interleaved", 8, 2, 32), cutting, 0.01, (0,) * 36, layer, ends, held, np.zeros(8), 1.0)
+    counts = chunking.held((0, 1, *range(3, 17, 2), 18, 21, 24, 27, 30, 32, 34, 36))[:, None]
+    step_s = step_seconds(chunking, counts)
+    bound_s = least_of_two(chunking, counts, 0.5 * step_s, step_s)
+    monkeypatch.setattr(two_chunks, "MOST_STATES", 0)
+    assert 0.94 * step_s < least_of_two(chunking, counts, 0.5 * step_s, step_s) < 0.99 * bound_s < 0.99 * step_s
+
+
+def cuttings(chunking: Chunking) -> Iterator[Ints]:
+    """Every legal way to cut the blocks, the first `depth` of each chunk under the second choice."""
+    blocks, cutting = len(chunking.order), chunking.cutting
+    for inner in itertools.combinations_with_replacement(range(blocks + 1), chunking.chunks - 1):
+        cuts = (0, *inner, blocks)
+        if cutting.legal(np.array([cuts]))[0]:
+            held = np.diff(cuts)
+            yield chunking.held(cuts)[:, None] if chunking.depth is None else depths_of(chunking, cuts, tuple(np.minimum(held, 1)))
+
+
+def asked_s(chunking: Chunking, counts: Ints) -> float:
+    """What the stage asks for that asks most."""
+    taken, most = chunk_seconds(chunking, counts), 0.0
+    for stage in range(chunking.pp):
+        parts = [(below.after, below.seconds(taken, chunking.p2p_s)) for below in asked_by(chunking, stage, taken)]
+        most = max(most, sum(max(s for after, s in parts if after is part) for part in (False, True)))
+    return most
 
 
 def random_taken(rng: np.random.Generator, chunks: int, messages: float) -> dict[str, Floats]:
@@ -179,6 +245,13 @@ def test_the_longest_paths_are_the_replay_and_bound_every_other_partition(
         assert path.seconds(taken, p2p_s) == pytest.approx(ends[path.stage], rel=1e-12)
         assert path.seconds(other, p2p_s) <= others[path.stage] * (1 + 1e-12)
 
+    def told(path: Path, each: Taken) -> tuple[float, int, dict[str, list[float]]]:
+        return path.seconds(each, p2p_s), path.edges, {name: weight.tolist() for name, weight in path.weights.items()}
+
+    alone = [longest_paths(pipeline, each, p2p_s, stages=(0,))[0] for each in (taken, other)]
+    together = first_stage_paths(pipeline, [taken, other], p2p_s)
+    assert list(map(told, together, (taken, other))) == list(map(told, alone, (taken, other)))
+
 
 LONG = (("1f1b", 3, 1, 100), ("interleaved", 3, 2, 120), ("zb-h1", 3, 1, 100), ("zb-v", 3, 2, 100), ("dualpipe", 4, 1, 130))
 
@@ -210,3 +283,9 @@ def test_a_walk_only_goes_downhill_and_stays_legal() -> None:
     best = best_chunks(chunking)
     assert best is not None
     assert best.step_s <= steps[-1] * (1 + 1e-9)
+
+    def to(goal_s: float) -> list[tuple[tuple[int, ...], float]]:
+        return walked(chunking.cutting, start, found[0][1], price, lambda cuts, _: 0.9 * price(cuts), goal_s=goal_s)
+
+    assert to(steps[-1]) == found
+    assert to(steps[0] / 100) == found[:2]

@@ -172,6 +172,15 @@ def test_catalog_lists_and_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert "accelerator: h800" in capsys.readouterr().out
 
 
+def test_catalog_is_one_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def document(*arguments: str) -> dict[str, Any]:
+        assert main(["catalog", *arguments, "--json"]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    assert "hgx-h800" in document()["clusters"] and document()["clusters"] == document("clusters")["clusters"]
+    assert document("clusters", "hgx-h800")["accelerator"] == "h800"
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["plan", "--help"], ["--version"]])
 def test_help_and_version_are_results(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0

@@ -107,20 +107,21 @@ def test_the_command_says_what_was_not_answered(capsys: pytest.CaptureFixture[st
     assert main(["plan", *job, "--fix", NARROW, "--sensitivity", "--robust", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [said.split()[0] for said in document["unanswered"]] == ["sensitivity", "robust"]
-    assert main(["plan", *job, "--fix", NARROW, "--sensitivity"]) == 0
-    assert "sensitivity is answered but for" in capsys.readouterr().err
+    assert main(["plan", *job, "--fix", NARROW, "--sensitivity", "--quiet"]) == 0
+    assert "Sensitivity is answered but for" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("name", ["settled", "offloaded"])
-def test_an_interrupt_after_the_search_leaves_what_it_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts are moved and other places of activations looked at afterwards: without these the plan is the search's own."""
+@pytest.mark.parametrize(("name", "status"), [("recutting._moved", "feasible"), ("planner.offloaded", "optimal")])
+def test_an_interrupt_after_the_search_leaves_what_it_found(name: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts are moved and other places of activations looked at afterwards: before that others may be faster."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     problem = build_problem("llama-3.1-8b", "hgx-h100", 8, 32, 4096)
     whole = plan(problem)
-    monkeypatch.setattr(f"paraplan.optimizer.planner.{name}", interrupted)
+    monkeypatch.setattr(f"paraplan.optimizer.{name}", interrupted)
     found = plan(problem)
-    assert found.certificate.status == "optimal" and found.plan.step_time_s >= whole.plan.step_time_s
+    assert found.certificate.status == status and found.plan.step_time_s >= whole.plan.step_time_s
+    assert found.certificate.lower_bound_s is not None and found.certificate.lower_bound_s <= whole.plan.step_time_s
     assert found.plan.memory.verdict == "fits"

@@ -175,6 +175,19 @@ def test_co_activation_with_copies_says_what_crosses(
         assert layer.across_between[0] <= layer.across <= layer.across_between[1]
 
 
+def test_without_pairs_what_crosses_at_least_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A heavy expert sets the fullest rank; the other ranks of a server are filled up to it, and fewer tokens go elsewhere."""
+    loads = ExpertLoads({2: 1e6 / (1.0 + np.random.default_rng(0).permutation(128))[None, :]})
+    found = place_experts(small_problem(), LAYOUT, loads)
+    (layer,) = found.layers
+    assert layer.across_least is not None
+    assert layer.across_least <= layer.across < 1.05 * layer.across_least
+    assert layer.across < 0.9 * found.even_across
+    render_experts(found, Console(width=100))
+    assert "with the fullest rank as it is placed, at least" in " ".join(capsys.readouterr().out.split())
+    assert any("fuller supernode receives more" in said for said in found.assumptions)
+
+
 def test_what_keeping_routing_groups_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     problem = build_problem("deepseek-v3", "hgx-h800", 2048, 15360, 4096)
     loads = ExpertLoads({3: 1e6 / (1.0 + np.random.default_rng(0).permutation(256))[None, :] ** 0.6})

@@ -103,7 +103,7 @@ def test_the_best_layout_depends_on_what_fails_as_one() -> None:
         if found.goodput.fastest_effective_s is not None:
             assert found.goodput.fastest_effective_s >= found.goodput.effective_step_s
         used[name] = found.plan.devices_used
-    assert used["supernode"] == 768 < used["die"]
+    assert used["supernode"] <= 768 < used["die"]
 
 
 def test_without_failures_in_the_yaml_it_is_refused() -> None:

@@ -15,7 +15,7 @@ from paraplan.cost_models.split_passes import pass_times
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.mirrored import REACH, mirrored_cuts
 from paraplan.optimizer.recutting import proved
-from paraplan.optimizer.stages import balanced_cuts, cutting_of, default_cuts
+from paraplan.optimizer.stages import balanced_cuts, cut_family, cutting_of, default_cuts, roomy_family
 from paraplan.search_spaces.inputs import load_stack
 from paraplan.search_spaces.layout import Floats, Layout, LayoutTable, Problem, Split
 from paraplan.search_spaces.vocabulary import V_SHAPED
@@ -90,6 +90,27 @@ def test_mirrored_cuts_leave_the_fullest_stage_least_to_do(schedule: str) -> Non
         near = every[(np.abs(every - balanced) <= REACH).all(axis=1)]
         assert (near == ours).all(axis=1).any()
         assert fullest_s(model, rows, ours)[0] <= fullest_s(model, rows, near).min() * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("schedule", MIRRORED)
+def test_cuts_that_must_fit_leave_the_fullest_stage_least_to_do_of_those_that_do(schedule: str) -> None:
+    """Of all legal cuts near those of equal work that fit, at memory that few of these fit into."""
+    other = 0
+    for seed in range(16):
+        problem, layout = case(seed, schedule)
+        _, peaks = listed(CostModel(problem), layout)
+        model = CostModel(with_memory(problem, float(np.quantile(peaks, 0.1)) * 1.001))
+        rows = model.rows(LayoutTable.from_layouts([layout]))
+        balanced, mirrored = roomy_family(model, rows)[0]
+        every, (_, peaks) = np.array(legal_cuts(problem, layout.pp, layout.vpp), dtype=np.int64), listed(model, layout)
+        near = every[(np.abs(every - balanced) <= REACH).all(axis=1) & (peaks <= model.usable_bytes)]
+        ours = cut_family(model, rows)[0, 1:]
+        np.testing.assert_allclose(model.cut_bytes(rows, ours).max(), peaks[(every == ours).all(axis=1)], rtol=1e-12)
+        if len(near):
+            other += (ours != mirrored).any()
+            assert (near == ours).all(axis=1).any()
+            assert fullest_s(model, rows, ours)[0] <= fullest_s(model, rows, near).min() * (1 + 1e-8)
+    assert other > 2
 
 
 def fullest_s(model: CostModel, rows: Rows, cuts: Cuts) -> Floats:

@@ -145,6 +145,10 @@ def test_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "leaves out device_ip: --hosts" in err
     assert "leaves out super_device_id: --hosts" in err
     assert len(json.loads((tmp_path / "out" / "rank_table.json").read_text(encoding="utf-8"))["super_pod_list"]) == 3
+    assert main(["ranks", str(tmp_path / "plan.json"), "--json"]) == 0
+    servers = json.loads(capsys.readouterr().out)["servers"]
+    assert [rank for server in servers for rank in server["ranks"]] == list(range(plan.plan.layout.devices))
+    assert len({server["supernode"] for server in servers}) == 3
 
 
 def test_every_command_reads_what_evaluate_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

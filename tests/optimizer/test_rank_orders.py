@@ -65,9 +65,7 @@ def test_orders_that_count_as_one_cost_the_same(job: str) -> None:
         listed = [table.layout(row, everything.model.num_layers) for row in np.flatnonzero(frame == place).tolist()]
         orders = [listed[0].model_copy(update={"rank_order": order}) for order in RANK_ORDERS]
         legal = [layout for layout in orders if not violations(everything, layout)]
-        keys = placed_alike(
-            LayoutTable.from_layouts(legal), everything.cluster.allocated_sizes(everything.devices)[:-1], job == "mixture", False
-        )
+        keys = placed_alike(LayoutTable.from_layouts(legal), everything.allocated_sizes[:-1], job == "mixture", False)
         steps: dict[int, set[float]] = {}
         for layout, key in zip(legal, keys.tolist(), strict=True):
             steps.setdefault(key, set()).add(round(evaluate(everything, layout)[0].step_time_s, 9))

@@ -86,7 +86,7 @@ def test_what_is_near_the_best_and_does_not_fit_is_no_plan() -> None:
     steps = model.price(LayoutTable.from_layouts([lean, full]))
     assert steps.fits.tolist() == [True, False] and steps.step_time_s[1] < steps.step_time_s[0]
     found = Found(best=[Candidate(float(steps.step_time_s[0]), lean)], near=[Candidate(float(steps.step_time_s[1]), full)])
-    best, _ = settled(model, found, Deadline.after(None), bounded=False)
+    best = settled(model, found, Deadline.after(None), bounded=False).best
     assert [candidate.layout.recompute for candidate in best] == ["full"]
 
 

@@ -70,3 +70,39 @@ def test_the_page_of_goodput_is_not_written_where_failures_choose_nothing() -> N
 def test_the_page_of_a_table_of_runs_holds_the_columns_and_words_that_are_read() -> None:
     """As the code has them now: it is the one place that lists them all."""
     assert (RESULTS / "validation" / "vocabulary.md").read_text(encoding="utf-8") == script("validation").vocabulary()
+
+
+@pytest.mark.parametrize("command", ["why plan.json"])
+def test_readme_shows_what_the_command_printed(command: str) -> None:
+    """Its sample leaves out the title, blank lines and the end of what is on the page of answers."""
+    shown = _printed(RESULTS.parent / "README.md", command)
+    printed = iter(_printed(RESULTS / "answers" / "README.md", command))
+    assert len(shown) > 5 and all(line in printed for line in shown), "README is to be copied from results/answers anew"
+
+
+def _printed(page: Path, command: str) -> list[str]:
+    """The lines that a page shows below a command, blank ones left out."""
+    text = page.read_text(encoding="utf-8").partition(f"$ paraplan {command}\n")[2].partition("```")[0]
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def test_what_follows_from_replayed_tuning_is_read_off_its_table() -> None:
+    page = script("tune")
+    family = {
+        "paraplan tune": (9.0, 2.0, 1.0, 0.5, 0.0),
+        "without calibration": (9.0, 2.0, 1.5, 0.5, 0.0),
+        "predictions alone": (9.0, 8.0, 1.0, 0.5, 0.0),
+        "TPE told the predictions": (9.0, 1.0, 2.0, 0.6, 0.0),
+        "TPE": (30.0, 20.0, 10.0, 5.0, 1.0),
+        "random": (40.0, 30.0, 20.0, 10.0, 5.0),
+    }
+    close = {name: (10.0 * place, 50.0, 50.0, 50.0, 99.0 - place) for place, name in enumerate(family)}
+    first = {name: page.Regrets(means, close[name]) for name, means in family.items()}
+    worse = {**first, "paraplan tune": page.Regrets((9.0, 8.5, 1.0, 0.5, 0.0), close["paraplan tune"])}
+    words = " ".join(" ".join(page.conclusions({"one": first, "other": worse})).split())
+    assert "the best in 20 % (one), 20 % (other) of groups; a random pick is that in 50 % (one), 50 % (other)" in words
+    assert "of TPE alone in 95 % (one), 95 % (other)" in words
+    assert "After 2 runs, learning lowers the mean regret on one (8.0 % to 2.0 %); raises it on other (8.0 % to 8.5 %)" in words
+    assert "After 5 runs, learning leaves it as it is on one (0.5 % to 0.5 %), other" in words
+    assert "changes the mean regret by +6.5 points at most, on other after 2 runs" in words
+    assert "than the loop on one after 2 runs; on other after 2 runs, and TPE alone than TPE told the predictions nowhere" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from paraplan.cost_models.checkpoint import Failures
 from paraplan.cost_models.reliability import server_size
-from paraplan.optimizer import comparing, sizing
+from paraplan.optimizer import comparing, endurance, sizing
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.comparing import Field, Row, Side, _assumptions, compare, in_words, overtake, read_prices
-from paraplan.optimizer.result import PricedLayout
-from paraplan.optimizer.sizing import Run, Tried, _Found, amount, arithmetic, attempt, counts, size, sized
+from paraplan.optimizer.result import Goodput, PricedLayout
+from paraplan.optimizer.sizing import Run, Tried, _Found, amount, arithmetic, attempt, counts, likely, size, sized
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import MOST_DEVICES, catalog_names, load_cluster, load_model
 from paraplan.search_spaces.scaling import scaled
@@ -69,23 +71,31 @@ def test_a_run_gets_the_least_count_that_is_in_time() -> None:
     needed = next(line.value for line in found.lines if line.name == "devices")
     assert needed == pytest.approx(found.chosen.devices * found.chosen.days / run.days, rel=1e-3)
     assert found.spare_servers is not None and found.spare_servers <= 1
+    assert found.spare_supernodes is None  # an HGX server is its own supernode
+    assert not any("--repair-days" in said for said in found.assumptions)  # given
 
 
-def stepping(days: Callable[[int], float], idle: int = 0) -> Callable[[Run, int], Tried]:
+def stepping(days: Callable[[int], float], idle: int = 0) -> Callable[..., Tried]:
     """Stands in for plans: so many days, from 9 tenths to 11 tenths of them; `idle` devices of a count have no use."""
 
-    def tried(run: Run, devices: int) -> Tried:
+    def tried(run: Run, devices: int, layouts: int = 1) -> Tried:
         plan = PricedLayout.model_construct(devices_used=devices - idle, devices_idle=idle)
         return Tried(devices=devices, days=days(devices), days_interval=(0.9 * days(devices), 1.1 * days(devices)), plan=plan)
 
     return tried
 
 
-def searched(monkeypatch: pytest.MonkeyPatch, attempt: Callable[[Run, int], Tried], days: float = 10.0) -> _Found:
+def searched(
+    monkeypatch: pytest.MonkeyPatch,
+    attempt: Callable[..., Tried],
+    days: float = 10.0,
+    cluster: str = "hgx-h100",
+    target_mfu: float | None = None,
+) -> _Found:
     """What `size` finds of stand-ins, without the arithmetic that real plans would be shown with."""
     monkeypatch.setattr(sizing, "attempt", attempt)
     monkeypatch.setattr(sizing, "_sized", lambda run, found, mfu, repair: found)
-    return cast(_Found, size(sized("llama-3.1-70b", "hgx-h100", 1e12, days, 13440, 4096)))
+    return cast(_Found, size(sized("llama-3.1-70b", cluster, 1e12, days, 13440, 4096), target_mfu=target_mfu))
 
 
 def test_every_whole_unit_between_the_first_counts_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +109,64 @@ def test_every_whole_unit_between_the_first_counts_is_a_candidate(monkeypatch: p
 def test_devices_that_a_plan_leaves_idle_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days step down at multiples of 7 servers alone; what is tried between leaves up to six servers idle."""
 
-    def tried(run: Run, devices: int) -> Tried:
+    def tried(run: Run, devices: int, layouts: int = 1) -> Tried:
         useful = max(devices // 56 * 56, 56)
         return stepping(lambda count: 8240 / useful, devices - useful)(run, devices)
 
     found = searched(monkeypatch, tried)
     assert found.chosen.devices == 840
     assert found.short in (832, 824)
+
+
+def test_a_count_that_divides_its_supernodes_beats_larger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Racks of 72 of which 64 are used do a fifth more a device: 448 are 7 · 64, and larger counts than that are too slow."""
+
+    def days(devices: int) -> float:
+        return 3800 / devices if devices % 64 == 0 else 4700 / devices
+
+    found = searched(monkeypatch, stepping(days), days=8.5, cluster="gb200-nvl72")
+    assert days(480) > 8.5  # the next count of the ladder
+    assert found.chosen.devices == 448
+    assert found.least <= 3800 / 8.5 / 1.2
+    assert found.short == 444
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "gb200-nvl72", "cloudmatrix-384", "atlas-960-superpod"])
+def test_likely_counts_are_few_and_keep_those_that_powers_of_two_tile(name: str) -> None:
+    for least in (512, 16384):
+        found = likely(load_cluster(name), least, 5 * least // 4)
+        assert len(found) <= 10
+        assert all(least <= a < b < 5 * least // 4 for a, b in pairwise(found))
+    assert {832, 896, 960, 1024, 1088, 1152} <= set(likely(load_cluster("gb200-nvl72"), 800, 1200))
+
+
+def test_a_count_found_slow_does_not_keep_a_smaller_one_from_being_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan of 560 leaves idle is dropped, though 480 and 500, whose spreads do not divide, are too slow."""
+
+    def tried(run: Run, devices: int, layouts: int = 1) -> Tried:
+        used = 396 if devices >= 540 or devices == 396 else devices
+        return stepping(lambda count: 9.0 if used == 396 else 10 + 2000 / count, devices - used)(run, devices)
+
+    found = searched(monkeypatch, tried, cluster="gb200-nvl72")
+    assert found.chosen.devices == 396
+
+
+def test_counts_are_planned_on_any_spread_over_supernodes() -> None:
+    """A plan for 136 GPUs in racks of 72 uses 64 of each: it takes no more time than one for 128."""
+    run = sized("qwen3-30b-a3b", "gb200-nvl72", 1e12, 30, 256, 4096)
+    more, fewer = attempt(run, 136), attempt(run, 128)
+    assert more.plan is not None and fewer.plan is not None
+    assert more.plan.devices_used == 128
+    assert more.days == pytest.approx(fewer.days, rel=1e-6)
+
+
+def test_of_the_fastest_layouts_the_one_that_gets_furthest_with_failures_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    effective = {1.0: 1.2, 1.1: 1.15, 1.3: 1.35}
+    told = {step: Goodput.model_construct(effective_step_s=seconds) for step, seconds in effective.items()}
+    monkeypatch.setattr(endurance, "goodput_of", lambda failures, layout, fastest=None: told[layout.step_time_s])
+    layouts = [PricedLayout.model_construct(step_time_s=step) for step in effective]
+    best, goodput = endurance.furthest(cast(Failures, None), layouts)
+    assert (best.step_time_s, goodput.effective_step_s) == (1.1, 1.15)
 
 
 def test_a_count_beyond_the_largest_that_is_planned_is_told_by_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +181,11 @@ def test_a_count_beyond_the_largest_that_is_planned_is_told_by_arithmetic(monkey
     assert any(line.startswith("FLOPs: 6·N·D = 6 · ") for line in raised.value.reasons)
     assert any(line.startswith("devices: ") and line.endswith(" = 1e+08") for line in raised.value.reasons)
     with pytest.raises(Infeasible) as raised:
-        searched(monkeypatch, lambda run, devices: Tried(devices=devices, reason="nothing fits"), days=1e-4)
+        searched(monkeypatch, lambda run, devices: Tried(devices=devices, reason="nothing fits"), days=1e-4, target_mfu=0.5)
     assert raised.value.reasons[0].endswith("nothing fits")
     assert "6·N·D takes at least 48," in raised.value.reasons[1]
     assert "rate: of a device at its peak = 9.89e+14 FLOP/s" in raised.value.reasons
-    assert raised.value.reasons[-1].startswith("devices: ")
+    assert raised.value.reasons[-1].startswith("devices: were MFU 50% of 989 TFLOP/s at every size, and nothing failed = 9.7")
 
 
 def test_days_are_given_at_the_ends_of_the_step_and_of_the_failures() -> None:
@@ -147,7 +208,7 @@ def test_a_mixture_is_counted_by_what_a_token_uses() -> None:
 
 def test_a_batch_that_keeps_too_few_devices_busy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that get no faster by more devices, and jobs that nothing fits into."""
-    monkeypatch.setattr(sizing, "attempt", lambda run, devices: sizing.Tried(devices=devices, days=40.0))
+    monkeypatch.setattr(sizing, "attempt", lambda run, devices, layouts=1: sizing.Tried(devices=devices, days=40.0))
     with pytest.raises(Infeasible) as raised:
         size(sized("llama-3.2-3b", "hgx-h100", 2e11, 1.0, 1, 1024))
     assert "the fastest takes 40 days" in " ".join(raised.value.reasons)
@@ -176,15 +237,15 @@ def side(name: str, per_device: float) -> Side:
 
 
 def at_sizes(*premium: float | None) -> list[Row]:
-    """Rows of 100B, 400B, 1,600B, …: the second cluster makes so many times the tokens of the first, or has no plan."""
-    return [
-        Row(
-            parameters=10**11 * 4**place,
-            active_parameters=1,
-            sides=(side("a", 100.0), Side(cluster="b", devices=10, supernode=8) if ratio is None else side("b", 100.0 * ratio)),
-        )
-        for place, ratio in enumerate(premium)
-    ]
+    """Rows of 100B, 400B, 1,600B, …: cluster b makes so many times the tokens of a; at 0 only a has a plan, at infinity only b."""
+
+    def sides(ratio: float | None) -> tuple[Side, ...]:
+        neither = [Side(cluster=name, devices=10, supernode=8) for name in "ab"]
+        a = neither[0] if ratio in (None, math.inf) else side("a", 100.0)
+        b = neither[1] if ratio in (None, 0.0) else side("b", 100.0 * (1.0 if ratio == math.inf else ratio or 0.0))
+        return a, b
+
+    return [Row(parameters=10**11 * 4**place, active_parameters=1, sides=sides(ratio)) for place, ratio in enumerate(premium)]
 
 
 def test_one_overtakes_another_between_two_sizes() -> None:
@@ -213,6 +274,12 @@ def test_one_overtakes_another_between_two_sizes() -> None:
         ((None, 1.2, 1.0), "from 400B to 800B"),  # nothing is known below 400B
         ((1.2, None, 1.2), "up to 100B and from 1.6T on"),
         ((1.2, 1.2, None), "up to 400B"),
+        ((0.0, 1.2, 1.0), "from 400B to 800B"),
+        ((1.2, 0.0, 1.2), "up to 100B and from 1.6T on"),
+        ((1.0, 1.0, math.inf), "from 1.6T on"),
+        ((1.0, 1.2, math.inf), "from 200B on"),
+        ((math.inf, 1.0, 1.0), "up to 100B"),
+        ((1.0, math.inf, 0.0), "at 400B"),
         ((1.2, 1.2), "at every size"),
         ((1.0, 1.0), "at no size"),
     ],
@@ -222,6 +289,26 @@ def test_the_sizes_at_which_one_is_cheaper_have_both_their_ends(premium: tuple[f
     found = overtake(at_sizes(*premium), 0, 1, {"a": 1.0, "b": 1.1})
     assert where in found.verdict
     assert in_words(found.cheaper) == where
+
+
+@pytest.mark.parametrize(
+    ("premium", "said"),
+    [
+        ((1.0, math.inf, math.inf), "from somewhere between 100B and 400B on only b has a plan"),
+        ((0.0, 1.0, 1.2), "up to somewhere between 100B and 400B only a has a plan"),
+        ((1.0, math.inf, 1.0), "from somewhere between 100B and 400B to somewhere between 400B and 1.6T only b has a plan"),
+        ((math.inf, math.inf), "b and a have no size at which both have a plan; at every size only b has a plan"),
+    ],
+)
+def test_sizes_at_which_only_one_has_a_plan_are_told(premium: tuple[float, ...], said: str) -> None:
+    found = overtake(at_sizes(*premium), 0, 1, {})
+    assert found.verdict.endswith(said)
+    assert all(each is None or math.isfinite(each) for each in found.premium)
+
+
+def test_every_cluster_of_the_catalog_has_an_example_price() -> None:
+    file = Path(__file__).parents[2] / "results" / "field-claims" / "prices.yaml"
+    assert sorted(read_prices([str(file)])) == sorted(catalog_names("clusters"))
 
 
 def test_every_two_clusters_are_set_against_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

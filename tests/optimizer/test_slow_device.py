@@ -15,6 +15,7 @@ from paraplan.optimizer.cli import main
 from paraplan.optimizer.evaluation import evaluate, order_of
 from paraplan.optimizer.leftover import Left, ways
 from paraplan.optimizer.planner import plan
+from paraplan.optimizer.reports.supernode import left_words, told_apart
 from paraplan.optimizer.reports.terminal import render
 from paraplan.optimizer.reports.wording import seconds
 from paraplan.optimizer.result import Plan
@@ -146,6 +147,19 @@ def test_ways_to_go_on_with_a_slow_device_wait_for_it_or_do_without() -> None:
     assert [(way.problem.devices, way.slow) for way in waits] == [(32, slow)]
     assert waits[0].problem.cluster.accelerator == whole.cluster.accelerator
     assert all("without the slow one" in way.words and way.problem.devices < 32 for way in does_without)
+
+
+def test_a_layout_that_takes_longer_with_the_slow_device_is_told_apart_from_it_without() -> None:
+    """TP 4 × PP 4 on 16 of 24 devices, the slow one among them or not; all 24 are there, and none of them is lost."""
+    whole = build_problem("llama-3.1-70b", "hgx-h100", 24, 64, 4096, fix="tp=4,pp=4,vpp=1,micro_batch=1,cp=1,recompute=full")
+    slow = whole.model_copy(update={"cluster": slowed(whole.cluster, {"device": SHARE})})
+    left = plan(slow, left=Left((8,) * 3, None, whole.cluster), top=1).devices_left
+    assert left is not None and left.whole is not None
+    without, waiting = left.options[0], next(option for option in left.options if option.slow is not None)
+    waiting = waiting.model_copy(update={"layout": without.layout})
+    assert [option.step_time_s for option in told_apart((without, waiting))] == [without.step_time_s, waiting.step_time_s]
+    assert left.whole.devices == 24
+    assert " ".join(left_words(left)).startswith("24 devices are there: the plan uses 16 of them")
 
 
 def test_alternatives_are_in_the_order_that_the_slow_device_leaves() -> None:

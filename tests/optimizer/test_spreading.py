@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -34,43 +35,55 @@ def planned(problem: Problem) -> Plan:
 
 def shares(cluster: ClusterSpec, devices: int) -> list[tuple[int, int]]:
     """Every spread: devices in all, and in each supernode."""
-    return [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(cluster, devices)]
+    return [(count, supernode_counts(cluster, count, share)[0]) for count, share in spreads(cluster, devices)]
 
 
 @pytest.mark.parametrize(
     ("cluster", "devices", "expected"),
     [
-        ("gb200-nvl72", 256, {256: 64}),  # lies evenly, in shares that groups of powers of two tile
-        ("gb200-nvl72", 72, {72: 72}),
-        ("gb200-nvl72", 576, {576: 72, 512: 64}),
-        ("gb200-nvl72", 577, {577: 72, 576: 64}),
-        ("gb200-nvl72", 511, {511: 72, 480: 60, 448: 64, 256: 32}),
-        ("hgx-h100", 100, {100: 8}),
-        ("gb200-nvl72", 500, {500: 72, 476: 68, 448: 64}),
-        ("cloudmatrix-384", 1000, {1000: 500, 992: 496, 960: 480, 896: 448, 768: 384, 512: 256}),
-        ("cloudmatrix-384", 513, {513: 513}),
-        ("atlas-960-superpod", 15_488, {15_488: 15_488}),
+        ("gb200-nvl72", 256, [(256, 64), (256, 72)]),
+        ("gb200-nvl72", 72, [(72, 72)]),
+        ("gb200-nvl72", 276, [(276, 69), (276, 72), (272, 68), (256, 64)]),
+        ("gb200-nvl72", 576, [(576, 72), (512, 64)]),
+        ("gb200-nvl72", 300, [(300, 60), (300, 72), (300, 64), (160, 32)]),  # comes out even, and 64 of 72 may lie on no more
+        ("gb200-nvl72", 577, [(577, 72), (576, 64)]),
+        ("gb200-nvl72", 511, [(511, 72), (511, 64), (480, 60), (256, 32)]),
+        ("hgx-h100", 100, [(100, 8)]),
+        ("gb200-nvl72", 500, [(500, 72), (476, 68), (448, 64)]),
+        ("cloudmatrix-384", 1000, [(1000, 500), (1000, 768), (992, 496), (960, 480), (896, 448), (768, 384), (512, 256)]),
+        ("cloudmatrix-384", 1152, [(1152, 576), (1152, 768), (1024, 512)]),
+        ("cloudmatrix-384", 513, [(513, 513)]),
+        ("atlas-960-superpod", 15_488, [(15_488, 15_488)]),
     ],
 )
-def test_devices_lie_as_allocated_or_in_shares_that_groups_tile(cluster: str, devices: int, expected: dict[int, int]) -> None:
+def test_devices_lie_as_allocated_or_in_shares_that_groups_tile(
+    cluster: str, devices: int, expected: list[tuple[int, int]]
+) -> None:
     spec = load_cluster(cluster)
-    assert dict(shares(spec, devices)) == expected
-    assert spreads(spec, devices)[0] == (devices, spec)
+    assert shares(spec, devices) == expected
+    assert spreads(spec, devices)[0] == (devices, None)
     fewest = len(supernode_counts(spec, devices))
-    assert all(len(supernode_counts(lying, count)) <= fewest for count, lying in spreads(spec, devices))
+    assert all(len(supernode_counts(spec, *way)) <= fewest for way in spreads(spec, devices))
+
+
+def test_more_devices_are_never_slower() -> None:
+    """Racks of 72 in part and whole, filled and not: what lies on fewer devices may lie there with some more of them idle."""
+    counts = (72, 80, 128, 144, 256, 300, 315, 320)
+    steps = [planned(mixture(devices, "ep=8|64,tp=1,pp=1|2")).plan.step_time_s for devices in counts]
+    assert all(more <= fewer * 1.001 for fewer, more in itertools.pairwise(steps)), dict(zip(counts, steps, strict=True))
 
 
 def test_devices_that_leave_a_supernode_part_empty_may_lie_evenly_on_more() -> None:
     """1,024 on racks of 72 fill 14 and 16 devices of another, or 64 in each of 16; 4,608 fill 64 racks and ask for no more."""
     spec = load_cluster("gb200-nvl72")
-    assert [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(spec, 1024)] == [
+    assert shares(spec, 1024) == [
         (1024, 72),
-        (1020, 68),
         (1024, 64),
+        (1020, 68),
     ]
-    assert [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(spec, 4608)] == [(4608, 72), (4096, 64)]
+    assert shares(spec, 4608) == [(4608, 72), (4096, 64)]
     full = spec.model_copy(update={"max_devices": 15 * 72})
-    assert (1024, 64) not in [(count, supernode_counts(lying, count)[0]) for count, lying in spreads(full, 1024)]
+    assert (1024, 64) not in shares(full, 1024)
 
 
 def test_experts_that_straddle_racks_of_72_lie_whole_in_64_of_each() -> None:
@@ -95,10 +108,19 @@ def test_experts_that_straddle_racks_of_72_lie_whole_in_64_of_each() -> None:
     assert "devices: 128 as 64 in each of 2 supernodes; 144 as 72 in each of 2 supernodes" in found.certificate.space
 
 
+def test_devices_are_shown_as_the_plan_lays_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """300 on racks of 72 would be allocated as 60 in each of 5; EP 64 wants 64 in each."""
+    job = ["qwen3-30b-a3b", "--cluster", "gb200-nvl72", "--devices", "300", "--global-batch", "512", "--seq-len", "4096"]
+    assert main(["plan", *job, "--fix", f"{FEW},ep=64,tp=1,pp=1", "--quiet"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "as planned 4 × 64, 1 × 44 256 used, 44 idle" in out
+    assert "as allocated" not in out
+
+
 def test_a_job_is_judged_where_its_layout_is_fastest() -> None:
     """The plan's own layout read back: 64 in each of 16 racks, as planned, and not 14 racks of 72 and 16 in another."""
     found = planned(build_problem("qwen3-30b-a3b", "gb200-nvl72", 1024, 1024, 4096, fix=f"{FEW},ep=64,tp=1,pp=1"))
-    assert supernode_counts(found.problem.cluster, 1024)[0] == 64
+    assert found.problem.per_supernode == 64
     read = f"tp=1,ep=64,pp={found.plan.layout.pp},dp={found.plan.layout.dp}"
     asked = {"devices": 1024, "global_batch": found.problem.workload.global_batch, "seq_len": 4096, "stack": "megatron-lm"}
     judged = check(read, "qwen3-30b-a3b", "gb200-nvl72", best=False, **asked)
@@ -175,6 +197,19 @@ def test_a_spread_that_was_not_searched_to_the_end_says_so(
     assert main(["plan", *job, "--fix", f"{FEW},ep=8,tp=1,pp=18,dp=8", "--quiet"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "nothing faster found, not searched to the end" in words
+
+
+def test_ways_to_go_on_that_were_not_searched_to_the_end_say_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was found on them in time, where all fit."""
+    monkeypatch.setattr("paraplan.optimizer.leftover.faster", cut_short)
+    monkeypatch.setenv("COLUMNS", "160")
+    job = ["qwen3-30b-a3b", "--cluster", "gb200-nvl72", "--free", "72,72", "--lost", "4 device", "--global-batch", "256"]
+    assert main(["plan", *job, "--seq-len", "4096", "--fix", f"{FEW},ep=64,tp=1,pp=1", "--quiet"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "nothing fits" not in words and words.count("nothing found, not searched to the end") > 2
+    assert "Not proved: a layout could be as fast as" in words
 
 
 def cut_short(setting: Setting, step_s: float, limit_s: float | None, progress: object) -> Found:

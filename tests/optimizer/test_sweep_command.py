@@ -96,11 +96,22 @@ def test_a_wide_table_says_how_well_each_point_scales(capsys: pytest.CaptureFixt
         {**point, "devices": devices, "global_batch": batch, "tokens_per_s_per_device": rate}
         for (devices, batch), rate in rates.items()
     ]
-    for width, scales in ((110, ["100%  100%", "75%  –", "–  95%"]), (80, ["", "", ""])):
+    for width, scales in ((110, ["100%  100%", "75%  –", "–  95%"]), (80, ["100%", "75%", "–"]), (60, ["", "", ""])):
         render_sweep(with_efficiencies(rows), 0, "s.sqlite", Console(width=width))
         lines = [line for line in capsys.readouterr().out.splitlines() if "40.0%" in line]
         between = [re.sub(" +", "  ", line.split("40.0%")[1].split("one device")[0].strip()) for line in lines]
         assert between == scales
+
+
+def test_a_name_stands_once_above_all_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where stacks take turns in the store and lines are too short for names."""
+    asked = {"model": "llama-3.1-70b", "cluster": "hgx-h100", "global_batch": 8, "seq_len": 4096, "precision": "bf16"}
+    stacks = ("a-stack-whose-name-takes-more-than-half-of-such-a-line", "nemo-25")
+    point = {**asked, "status": "infeasible", "reason": "nothing fits"}
+    rows = [{**point, "devices": devices, "option stack": stack} for devices in (8, 16, 32) for stack in stacks]
+    render_sweep(rows, 0, "s.sqlite", Console(width=80))
+    lines = [line.strip() for line in capsys.readouterr().out.split("Without a plan")[0].splitlines()]
+    assert [line for line in lines if line in stacks] == list(stacks)
 
 
 def test_reasons_that_are_nearly_alike_say_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None:

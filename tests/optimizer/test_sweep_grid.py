@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from paraplan.optimizer.sweeps.grid import Point, read_sweep
+from paraplan.optimizer.sweeps.grid import Point, likenesses, read_sweep
 from paraplan.optimizer.sweeps.query import check_values, parse_query, select
 from paraplan.search_spaces.errors import InputError
 
@@ -59,11 +59,19 @@ def test_clusters_may_have_as_many_devices_as_have_one_peak_or_price(tmp_path: P
     def found(text: str) -> set[tuple[str, int]]:
         return {(point.cluster, point.devices) for point in points(tmp_path, text) if point.devices > 64}
 
-    # 2,048 of 989 TFLOP/s are 810 of 2,500 and 5,723 of 353.9: nearest are 192 trays of 4 and 7 supernodes
+    # 1,280 of 989 TFLOP/s are 506 of 2,500 and 3,577 of 353.9: 4,480 sequences can be dealt to 2⁹ and 2⁹ · 7
+    dealt = text.replace("2048", "1280").replace("4096\nd", "4480\nd")
+    by_peak, by_price = {("gb200-nvl72", 512), ("cloudmatrix-384", 3584)}, {("gb200-nvl72", 640), ("cloudmatrix-384", 2560)}
+    assert found(dealt) == {("hgx-h100", 1280), *by_peak, *by_price}
+    # 2,048 are 810 and 5,723: no count within 5 % divides 4,096, the nearest others are 192 trays of 4 and 7 supernodes
     by_peak, by_price = {("gb200-nvl72", 768), ("cloudmatrix-384", 5376)}, {("gb200-nvl72", 1024), ("cloudmatrix-384", 4096)}
-    assert found(text.replace("global_batch: 4096", "global_batch: 4032")) == {("hgx-h100", 2048), *by_peak, *by_price}
-    # whose three and seven 4,096 sequences cannot be dealt to
-    assert found(text) == {("hgx-h100", 2048), *by_price}
+    assert found(text) == {("hgx-h100", 2048), *by_peak, *by_price}
+    assert list(likenesses(tmp_path / "sweep.yaml")) == [
+        "devices = 'peak of 2048 hgx-h100': 2,048 on hgx-h100 (100.0% of it), 768 on gb200-nvl72 (94.8% of it), "
+        "5,376 on cloudmatrix-384 (93.9% of it)",
+        "devices = 'price of 2048 hgx-h100': 2,048 on hgx-h100 (100.0% of it), 1,024 on gb200-nvl72 (100.0% of it), "
+        "4,096 on cloudmatrix-384 (100.0% of it)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -196,10 +196,13 @@ def test_a_damaged_store_is_refused_in_words_and_stays_as_it_is(where: str, tmp_
         "scribbled": content[:4096] + b"\xa5" * 4096 + content[8192:],
     }[damage]
     path.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"--store .*damaged") as error:
-        Store(where)
-    assert "\n" not in str(error.value)
+    before = sorted(tmp_path.iterdir())
+    for write in (False, True):
+        with pytest.raises(InputError, match=r"--store .*damaged") as error:
+            Store(where, write)
+        assert "\n" not in str(error.value)
     assert path.read_bytes() == damaged
+    assert sorted(tmp_path.iterdir()) == before
 
 
 PLAN = zlib.compress(json.dumps({"plan": {"layout": list(range(400))}}).encode())

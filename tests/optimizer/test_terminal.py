@@ -99,6 +99,9 @@ def test_a_feasible_plan_says_how_far_off_it_may_be() -> None:
     open_end = plan.certificate.model_copy(update={"status": "feasible", "lower_bound_s": 29.0, "gap": 0.0431})
     text = shown(plan.model_copy(update={"certificate": open_end}), 80)
     assert "Not proved: a layout could be as fast as 29.0 s; the plan takes 4.3 % longer." in text
+    unknown = open_end.model_copy(update={"lower_bound_s": None, "gap": None})
+    text = shown(plan.model_copy(update={"certificate": unknown}), 80)
+    assert "Not proved. No bound is known of how fast a layout could be." in text
 
 
 def test_a_layout_that_does_not_fit_shows_by_how_much() -> None:

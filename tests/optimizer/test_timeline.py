@@ -369,6 +369,8 @@ def test_the_command_writes_what_the_name_asks_for(tmp_path: Path, capsys: pytes
         assert (tmp_path / f"step{suffix}").read_bytes().startswith(start)
     said = capsys.readouterr()
     assert not said.out and "a step of" in said.err and "says 30.11 s event by event" in said.err
+    assert run(["timeline", str(source), "--json"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "step.json").read_text(encoding="utf-8")
     assert run(["timeline", str(source), "-o", str(tmp_path / "step.pdf")]) == 2
     assert "ends in '.pdf'" in capsys.readouterr().err and not (tmp_path / "step.pdf").exists()
     assert run(["timeline", str(source), "-o", str(tmp_path / "x.svg"), "--alternative", "9"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -185,6 +186,26 @@ def test_devices_that_stay_idle_are_outlined_and_titles_stay_in_their_frames(dev
         assert float(text.get("x", "0")) > left
 
 
+def test_what_is_not_free_is_grey_and_what_stays_idle_is_outlined() -> None:
+    """Of racks with 72, 70, 61 and 33 free a layout fills 192 devices as 70, 70 and 52, and 44 stay idle."""
+    problem, priced = placed("72")
+    problem = problem.model_copy(update={"devices": 201, "per_supernode": 70})
+    priced = priced.model_copy(update={"layout": Layout(dp=192, ep=8, edp=24), "devices_used": 192, "devices_idle": 44})
+    free = (72, 70, 61, 33)
+    picture = str(draw(problem, priced, "svg", free))
+    root = ElementTree.fromstring(picture.encode())
+    assert [len(of_kind(root, kind)) for kind in ("device", "unused", "taken", "supernode")] == [192, 44, 4 * 72 - 236, 4]
+    assert "supernode 2: 52 of 61 devices" in picture and "supernode 3: 0 of 33 devices" in picture
+    assert "outlined: not used; grey: not free" in picture
+    found = topology(problem, priced, free)
+    assert found.devices.tolist() == [70, 70, 52, 0]
+    assert all(len(each.inside) == len(each.across) == 4 for each in found.dimensions)
+    assert found.facts()["supernode"]["free"] == list(free)
+    wide = priced.model_copy(update={"layout": Layout(dp=4096, ep=8, edp=512)})
+    many = str(draw(problem.model_copy(update={"devices": 4096, "per_supernode": 64}), wide, "svg", (*[70] * 64, 30)))
+    assert "All 65 supernodes, 0 to 64 devices in each; 414 free ones are not used" in many
+
+
 def test_a_dense_model_has_no_groups_of_experts() -> None:
     problem, priced = placed("8")
     dense = problem.model_copy(update={"model": load_model("llama-3.1-8b")})
@@ -221,7 +242,12 @@ def test_command_writes_what_the_name_asks_for(tmp_path: Path, capsys: pytest.Ca
         assert main(["topology", str(tmp_path / "plan.json"), "-o", str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_bytes().startswith(start)
     assert capsys.readouterr().err.splitlines() == [f"paraplan: wrote {tmp_path / name}" for name in ("a.svg", "a.html", "A.PNG")]
+    assert main(["topology", str(tmp_path / "plan.json"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == topology(problem, priced).facts() and {each["name"] for each in document["groups"]} >= {"tp", "ep"}
+    assert [level["name"] for level in document["levels"]] == [level.name for level in problem.cluster.levels]
     for arguments, sentence in (
+        ([], "--out is missing"),
         (["-o", "a.gif"], "ends in .svg, .html, .png"),
         (["-o", "a.svg", "--alternative", "9"], "--alternative 9"),
     ):
@@ -245,7 +271,7 @@ def test_ranks_lie_where_they_were_priced_though_some_devices_stay_idle() -> Non
     layout = complete(problem, parse_layout("tp=1,pp=1,dp=132,ep=4,micro_batch=1,recompute=full"))
     priced, _ = evaluate(problem, layout)
     assert (priced.devices_used, priced.devices_idle) == (132, 12)
-    columns = placement(priced.layout, problem.cluster, devices=problem.devices)
+    columns = placement(priced.layout, problem.cluster, sizes=problem.allocated_sizes)
     assert np.bincount(columns["supernode"]).tolist() == [72, 60]
     drawn = topology(problem, priced)
     assert drawn.devices.tolist() == [72, 60]

@@ -183,15 +183,24 @@ def test_a_search_that_runs_out_of_time_says_so(found: Plan, monkeypatch: pytest
     assert "time limit" in best.reasons[0]
 
 
-def test_an_interrupt_ends_all_searches(found: Plan) -> None:
-    """A search alone would come back with the best so far."""
+def test_an_interrupt_leaves_the_choices_that_were_searched_before(found: Plan, ablated: Ablations) -> None:
+    """A search alone would come back with the best so far, which is not the best without a choice."""
 
-    def interrupted(choice: str, share: float) -> None:
-        if share > 0:
-            raise KeyboardInterrupt
+    def answered(choices: int) -> Ablations:
+        def interrupted(choice: str, share: float) -> None:
+            if share * count > choices:
+                raise KeyboardInterrupt
 
+        return ablation(found.problem, found.plan.layout, progress=interrupted)
+
+    count = len(ablated.ablations)
+    assert ablated.unsearched == () and count > 2
     with pytest.raises(KeyboardInterrupt):
-        ablation(found.problem, found.plan.layout, progress=interrupted)
+        answered(0)
+    some = answered(2)
+    assert some.ablations == ablated.ablations[:2]
+    assert some.unsearched == tuple(one.instead for one in ablated.ablations[2:])
+    assert f"Interrupted, {count - 2} not searched: {', '.join(some.unsearched)}." in " ".join(drawn(some, 160).split())
 
 
 def test_limits_replace_those_on_the_same_columns() -> None:

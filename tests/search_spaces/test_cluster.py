@@ -129,6 +129,23 @@ def test_allocated_sizes(name: str, devices: int, sizes: tuple[int, ...]) -> Non
     assert load_cluster(name).allocated_sizes(devices) == sizes
 
 
+@pytest.mark.parametrize(
+    ("name", "devices", "share", "sizes"),
+    [
+        ("gb200-nvl72", 276, 72, (4, 72, 276)),  # 72, 72, 72 and 60, where 69 in each is what the cluster allocates
+        ("gb200-nvl72", 276, 69, (4, 69, 276)),
+        ("gb200-nvl72", 108, 36, (4, 36, 108)),
+        ("gb200-nvl72", 60, 72, (4, 60, 60)),  # one rack, of whatever share
+        ("cloudmatrix-384", 1152, 768, (2, 16, 768, 1152)),
+        ("cloudmatrix-384", 24, 12, (2, 12, 12, 24)),
+        ("three-tier-h100", 600, 7, (7, 224, 600)),  # 86 servers fill leaves of 32
+        ("three-tier-h100", 420, 7, (7, 210, 420)),  # 60 servers lie evenly, 30 below each of two leaves
+    ],
+)
+def test_supernodes_have_the_share_that_is_said(name: str, devices: int, share: int, sizes: tuple[int, ...]) -> None:
+    assert load_cluster(name).allocated_sizes(devices, share) == sizes
+
+
 @given(devices=st.integers(1, 10**6), inner=st.integers(1, 16), outer=st.integers(2, 64))
 def test_an_allocation_fits_and_uses_the_fewest_units(devices: int, inner: int, outer: int) -> None:
     made_up = cluster({"server": inner, "rack": inner * outer, "core": None})
@@ -144,3 +161,5 @@ def test_an_allocation_fits_and_uses_the_fewest_units(devices: int, inner: int, 
 def test_a_job_has_at_least_one_device() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         load_cluster("hgx-h100").allocated_sizes(0)
+    with pytest.raises(ValueError, match="at least 1"):
+        load_cluster("hgx-h100").allocated_sizes(8, 0)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
-from paraplan.search_spaces.groups import DIMENSIONS, Groups, groups
+from paraplan.search_spaces.groups import DIMENSIONS, Groups, groups, untiled
+from paraplan.search_spaces.inputs import load_cluster
 from paraplan.search_spaces.layout import FLAG_RANK_ORDERS, RANK_ORDERS, Layout, LayoutTable
 
 UNITS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 64, 72, 88, 384, 768)
 
 
-def random_layout(rng: random.Random) -> Layout:
+def random_layout(rng: random.Random, data: tuple[int, ...] = (1, 2, 3, 4, 5, 8)) -> Layout:
     """Degrees that divide nothing in particular, in any order; where pp is not last the two grids agree, as rule C004a asks."""
     while True:
-        tp, cp, pp, dp = (rng.choice(choice) for choice in ((1, 2, 3, 4, 8), (1, 2, 3, 5), (1, 2, 3, 4, 7), (1, 2, 3, 4, 5, 8)))
+        tp, cp, pp, dp = (rng.choice(choice) for choice in ((1, 2, 3, 4, 8), (1, 2, 3, 5), (1, 2, 3, 4, 7), data))
         order = rng.choice((*FLAG_RANK_ORDERS, *RANK_ORDERS))
         tied = not order.endswith("pp") and pp > 1
         whole = tp * cp if tied else tp * cp * dp
@@ -77,6 +78,38 @@ def test_worst_groups_and_means_are_those_counted_rank_by_rank(seed: int) -> Non
                 assert mean.units[0] == pytest.approx(np.mean([len(each) for each in counted])), case
                 mates = sum(n * n for each in counted for n in each.values()) / layout.devices
                 assert mean.mates[0] == pytest.approx(mates), case
+                assert mean.straddling[0] == pytest.approx(np.mean([len(each) > 1 for each in counted])), case
+
+
+@pytest.mark.parametrize(
+    ("cluster", "devices", "share", "lying"),
+    [
+        ("gb200-nvl72", 276, 72, (72, 72, 72, 60)),
+        ("gb200-nvl72", 276, 69, (69, 69, 69, 69)),  # servers of 4: each rack's last has one device of them
+        ("gb200-nvl72", 240, 70, (70, 70, 70, 30)),
+        ("cloudmatrix-384", 360, 125, (125, 125, 110)),  # packages of 2 in servers of 16, the last of both part empty
+    ],
+)
+def test_groups_on_uneven_supernodes_are_those_counted_rank_by_rank(
+    cluster: str, devices: int, share: int, lying: tuple[int, ...]
+) -> None:
+    """Every group's ranks on units that are dealt out one after the other, in each supernode anew."""
+    spec, rng = load_cluster(cluster), random.Random(devices)
+    sizes = spec.allocated_sizes(devices, share)
+    assert sum(lying) == devices == sizes[-1]
+    data = tuple(each for each in range(2, devices) if devices % each == 0)
+    drawn = (random_layout(rng, data) for _ in range(2000))
+    for layout in islice((each for each in drawn if each.devices == devices), 10):
+        table = LayoutTable.from_layouts([layout])
+        for level, around in enumerate(untiled(sizes)):
+            unit = [(home, place // sizes[level]) for home, held in enumerate(lying) for place in range(held)]
+            for dimension in DIMENSIONS:
+                found, ranks = groups(table, dimension), ranks_of(layout, dimension)
+                counted, case = [Counter(unit[rank] for rank in group) for group in ranks], (layout, dimension, sizes[level])
+                assert found.units(sizes[level], devices, around)[0] == max(len(each) for each in counted), case
+                assert found.least(sizes[level], devices, around)[0] == min(min(each.values()) for each in counted), case
+                mean = found.placement(sizes[level], table.devices, around)
+                assert mean.units[0] == pytest.approx(np.mean([len(each) for each in counted])), case
                 assert mean.straddling[0] == pytest.approx(np.mean([len(each) > 1 for each in counted])), case
 
 

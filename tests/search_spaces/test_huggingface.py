@@ -277,7 +277,7 @@ def test_node_limited_routing_of_deepseek_v3() -> None:
 
 def test_gpt_oss_has_biases_sinks_and_windows() -> None:
     kinds = catalog("gpt-oss-120b").kinds
-    full = Attention(heads=64, kv_heads=8, head_dim=64, qkv_bias=True, out_bias=True, sinks=True)
+    full = Attention(heads=64, kv_heads=8, head_dim=64, qkv_bias=True, out_bias=True, sinks=True, scaled_rotary=True)
     assert kinds["full"].mixer == full
     assert kinds["sliding"].mixer == full.model_copy(update={"window": 128})
     assert isinstance(kinds["full"].mlp, MoeMlp) and kinds["full"].mlp.bias and kinds["full"].mlp.router_linear_bias
@@ -365,6 +365,20 @@ def test_a_folder_holding_a_config_will_do_and_names_the_model(tmp_path: Path) -
 
 def test_null_counts_as_absent(tmp_path: Path) -> None:
     assert read(tmp_path, LLAMA | {"head_dim": None, "rope_scaling": None, "tie_word_embeddings": None}) == read(tmp_path, LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("section", "scaled"),
+    [
+        ({"rope_type": "yarn", "factor": 32.0}, True),
+        ({"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}, False),  # as DeepSeek-V3's: they cancel
+        ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.0}, False),
+        ({"rope_type": "llama3", "factor": 8.0}, False),
+    ],
+)
+def test_yarn_scales_rotary_embedding_unless_its_factors_cancel(tmp_path: Path, section: dict[str, object], scaled: bool) -> None:
+    (kind,) = read(tmp_path, LLAMA | {"rope_scaling": section}).kinds.values()
+    assert isinstance(kind.mixer, Attention) and kind.mixer.scaled_rotary == scaled
 
 
 def test_a_bare_infinity_is_accepted(tmp_path: Path) -> None:

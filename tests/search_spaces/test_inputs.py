@@ -29,6 +29,7 @@ from paraplan.search_spaces.inputs import (
     parse_fix,
     parse_forbid,
     parse_inside,
+    stands_in,
 )
 from paraplan.search_spaces.layout import Problem
 from paraplan.search_spaces.limits import user_rules
@@ -516,6 +517,28 @@ def test_a_framework_and_version_choose_the_stack() -> None:
     assert problem(framework="mindspeed-llm", framework_version="0.12").stack.name == "mindspeed-llm"
     newest = framework_stack("torchtitan", "main")
     assert (newest.name, newest.version) == ("torchtitan", "main")
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "name", "told"),
+    [
+        ("megatron-lm", "v0.16.1", "megatron-lm", ""),
+        ("megatron-lm", "0.16rc1", "megatron-lm", ""),
+        ("megatron-lm", "core_r0.14.0", "megatron-lm-0.12", "priced as the catalog's stack of 0.12"),
+        ("megatron-lm", "0.19.2", "megatron-lm", "priced as the catalog's stack of 0.16"),
+        ("megatron-bridge", "v0.4.2", "megatron-bridge", "priced as the catalog's stack of 2026-08"),
+        ("megatron-bridge", "25.04", "nemo-25", ""),
+        ("mindspeed-llm", "26.0", "mindspeed-llm", "priced as the catalog's stack of core_v0.12.1"),
+        ("mindformers", "r2.1.0", "mindformers", ""),
+        ("deepspeed", "0.19.8", "deepspeed", ""),
+    ],
+)
+def test_a_release_is_priced_as_the_stack_before_it(framework: str, version: str, name: str, told: str) -> None:
+    """However a release is written, the rules and options are its own, and it is told whose figures price it."""
+    stack = problem(framework=framework, framework_version=version).stack
+    assert stack.name == name
+    assert told in " ".join(problem(framework=framework, framework_version=version).assumptions)
+    assert stack.version == version if told else not stands_in(stack, version)
 
 
 def test_records_and_names_give_the_same_problem() -> None:

@@ -441,12 +441,14 @@ def test_mindformers_spreads_experts_over_dp_and_tp() -> None:
 
 
 def test_models_by_class_of_mindformers_spread_experts_over_dp_and_cp() -> None:
-    """dp·cp // ep ranks hold one expert (llama_layer.py): with dp 1 and tp 8, EP 4 leaves none."""
-    new = on(moe(experts=8), 16, "mindformers", 16, cluster="cloudmatrix-384")
-    own = new.model_copy(update={"stack": new.stack.model_copy(update={"experts_across_tp": False})})
+    """dp·cp // ep ranks hold one expert, each cut by tp (llama_layer.py): with dp 1 and tp 8, EP 4 leaves none."""
+    new = on(moe(experts=8), 16, "mindformers", 16, cluster="cloudmatrix-384", fix="etp=1|4|8")
+    by_class = {"experts_across_tp": False, "expert_tensor_parallel": True}
+    own = new.model_copy(update={"stack": new.stack.model_copy(update=by_class)})
     assert not broken(new, tp=8, pp=2, dp=1, ep=4)
-    assert broken(own, tp=8, pp=2, dp=1, ep=4) == {"C012b"}
-    assert not broken(own, tp=4, cp=2, dp=2, ep=4)
+    assert broken(own, tp=8, pp=2, dp=1, ep=4, etp=8) == {"C002", "C012b"}
+    assert broken(own, tp=4, cp=2, dp=2, ep=4) == {"C012c"}
+    assert not broken(own, tp=4, cp=2, dp=2, ep=4, etp=4)
 
 
 def test_mindspore_runs_gpipe_on_interleaved_chunks() -> None:  # [ran]
