@@ -74,7 +74,7 @@ def _kinds(done: list[Comparison]) -> list[tuple[str, int]]:
 
 def _levels_in_use(problem: Problem) -> int:
     """Levels inside whose units several devices of the job sit and that not all of them share with the level below."""
-    sizes = (1, *problem.cluster.allocated_sizes(problem.devices))
+    sizes = (1, *problem.allocated_sizes)
     return max(1, sum(a < b for a, b in pairwise(sizes)))
 
 

@@ -124,7 +124,8 @@ def network_of(system: str, ranks: int, sms: str, found: Found, spine: float) ->
     name = spec.accelerator.name
     half = {(section, curve): fit.half for (of, section, curve), (fit, _) in found.items() if of == name}
     profile = with_curves(load_profile(name), half)
-    return Network(spec, profile, ranks, backend="deepep", sms=int(sms)) if sms else Network(spec, profile, ranks)
+    sizes = spec.allocated_sizes(ranks)
+    return Network(spec, profile, sizes, backend="deepep", sms=int(sms)) if sms else Network(spec, profile, sizes)
 
 
 def with_curves(profile: Profile, curves: Mapping[tuple[str, str], object]) -> Profile:
@@ -277,7 +278,7 @@ def ring_lines() -> list[str]:
 def flat_ring(servers: int, size_bytes: float) -> float:
     """How much longer an all-gather over HGX H100 servers takes if every rank's share goes round one ring of all, as a share."""
     spec = load_cluster("hgx-h100")
-    network = Network(spec, load_profile(spec.accelerator.name), 8 * servers)
+    network = Network(spec, load_profile(spec.accelerator.name), spec.allocated_sizes(8 * servers))
     at = network.crossing(Groups(np.array([8 * servers]), np.array([1])))
     hop_s = network._curves("all_gather").hop_s
     priced_s = float((network._hops("all_gather", at, 1.0)[:, 0] * hop_s).sum())

@@ -46,8 +46,8 @@ kind that schedulers meet: racks with uneven numbers free, and one device that r
 
 gpt3-175b on 512 H100 with TP 8 and PP 16, batch 1,536 of 2,048 tokens, one device lost; deepseek-v3 on racks of GB200 with 72, 72,
 72 and 60 free, batch 2,160; llama-3.1-70b on 64 H100 with PP 8 and TP 4, batch 128, one device slow. The first of each is what the
-plan takes of the ways that it tries: of uneven racks equal shares, or all filled but for a short last one where that is how they
-are filled. With 59 free in place of 60 it fills three racks and 48 of the fourth, and takes 12.3 s.
+plan takes of the ways that it tries: every share that some supernode has free, of all that have it and what the next one has, and
+shares rounded to servers and powers of two where they are faster.
 
 {markdown(("job", "way to go on", "step", "idle", "layout"), rows)}
 

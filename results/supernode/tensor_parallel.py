@@ -7,6 +7,7 @@ from itertools import product
 from clusters import best, communication_s, compute_s, supernodes
 from paraplan.optimizer import PricedLayout, build_problem, evaluate
 from paraplan.optimizer.layout_words import complete, parse_layout
+from paraplan.optimizer.ranks import groups
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.further import degrees
 from paraplan.optimizer.reports.validation import markdown
@@ -19,6 +20,9 @@ BEYOND = (64, 128, 256)
 UNSEARCHED_EP = 16
 CLAIMED = 128
 EP, SMALL, LARGE = 64, 8, 1024
+EXPERTS, SPREAD_DEVICES, SPREAD_BATCH, SUPERNODE = 16, 6144, 12288, 768
+INSIDE_ORDER, SPREAD_ORDER = "tp-cp-ep-dp-pp", "pp-tp-cp-dp-ep"
+"""Ranks of an EP group side by side, and as far apart as a program can lay them: each dp·pp ranks from the next."""
 BALANCED = 0.25
 """Distance of communication over compute from one within which the two are called balanced."""
 
@@ -63,7 +67,44 @@ leaves no other choice; pipelines, context and data parallelism divide the same 
 
 
 def expert_parallel() -> str:
-    """The section on EP."""
+    """The section on EP: on CloudMatrix384, then of a model whose groups are wider."""
+    return f"""## EP inside one supernode and across eight
+
+Report: the exchange of tokens belongs inside; across eight supernodes it eats the step. “ep” is the exposed exchange of tokens as
+a share of the step.
+
+{_on_cloudmatrix()}
+{_on_servers()}"""
+
+
+def _on_cloudmatrix() -> str:
+    inside = best(MODEL, CLUSTER, SPREAD_DEVICES, SPREAD_BATCH, fix=f"ep={EXPERTS}")
+    words = f"ep={EXPERTS},rank_order={SPREAD_ORDER}"
+    across = best(MODEL, CLUSTER, SPREAD_DEVICES, SPREAD_BATCH, fix=words, rank_order="all")
+    problem = build_problem(MODEL, CLUSTER, SPREAD_DEVICES, SPREAD_BATCH, 4096)
+    back, _ = evaluate(problem, across.layout.model_copy(update={"rank_order": INSIDE_ORDER}), replayed=False)
+    touched = len({rank // SUPERNODE for rank in groups(across.layout)["ep"][0]})
+    cases = (
+        (f"best with EP {EXPERTS} inside one supernode", inside),
+        (f"best with EP {EXPERTS} across {touched} supernodes", across),
+        ("the same layout with EP inside", back),
+    )
+    loses, moved = across.step_time_s / inside.step_time_s - 1.0, across.step_time_s / back.step_time_s - 1.0
+    return f"""{MODEL} on {SPREAD_DEVICES:,} dies of CloudMatrix384, 8 supernodes, batch {SPREAD_BATCH:,}. The model has {
+        EXPERTS
+    } experts, so
+that side by side an EP group never leaves a supernode; across them it is laid by the order {SPREAD_ORDER}, which a program can ask
+of Megatron-Core: pipelines and TP inside, {EXPERTS // touched} ranks of an EP group in each supernode, `--inside` without ep.
+
+{_table(cases)}
+
+**{_verdict(loses)}.** Across, the best takes {wording.percent(loses)} longer; one layout, by its order alone, {
+        wording.percent(moved)
+    }. Much is computed of every token that goes to an expert as wide as these, which is why the exchange is not more of the step.
+"""
+
+
+def _on_servers() -> str:
     model, devices, batch = "deepseek-v3", 2048, 16384
     inside = best(model, supernodes(LARGE), devices, batch, fix=f"ep={EP}")
     across = best(model, supernodes(SMALL), devices, batch, fix=f"ep={EP}")
@@ -75,6 +116,20 @@ def expert_parallel() -> str:
         (f"best with EP {EP} across {EP // SMALL} supernodes of {SMALL}", across),
         (f"best at all on supernodes of {SMALL}", free),
     )
+    loses = same.step_time_s / inside.step_time_s - 1.0
+    kept = free.layout.ep <= SMALL
+    return f"""{model} on {devices:,} H100 of equal servers, batch {batch:,}; only the size of the supernode differs.
+
+{_table(cases)}
+
+**{_verdict(loses)}.** Moved across, the layout takes {wording.percent(loses)} longer. The search answers with EP {
+        free.layout.ep
+    }, {"which stays" if kept else "which does not stay"} inside a server, and
+its step is {wording.percent(free.step_time_s / inside.step_time_s - 1.0)} longer than inside the large supernode.
+"""
+
+
+def _table(cases: tuple[tuple[str, PricedLayout], ...]) -> str:
     rows = [
         (
             words,
@@ -86,22 +141,11 @@ def expert_parallel() -> str:
         )
         for words, priced in cases
     ]
-    loses = same.step_time_s / inside.step_time_s - 1.0
-    kept = free.layout.ep <= SMALL
-    return f"""## EP inside one supernode and across eight
+    return markdown(("where", "step", "MFU", "ep", "traffic across", "layout"), rows)
 
-Report: the exchange of tokens belongs inside; across eight supernodes it eats the step.
 
-{model} on {devices:,} H100 of equal servers, batch {batch:,}; only the size of the supernode differs. “ep” is the exposed exchange
-of tokens as a share of the step.
-
-{markdown(("where", "step", "MFU", "ep", "traffic across", "layout"), rows)}
-
-**{"Agrees" if loses > 0.1 else "Wrong here" if loses < 0.02 else "Depends"}.** Moved across, the layout takes {
-        wording.percent(loses)
-    } longer. The search answers with EP {free.layout.ep}, {"which stays" if kept else "which does not stay"} inside a server, and
-its step is {wording.percent(free.step_time_s / inside.step_time_s - 1.0)} longer than inside the large supernode.
-"""
+def _verdict(loses: float) -> str:
+    return "Agrees" if loses > 0.1 else "Wrong here" if loses < 0.02 else "Depends"
 
 
 def _per_layer(priced: PricedLayout) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paraplan.optimizer.reports.sweep_plots import pictures
-from paraplan.optimizer.sweeps.grid import read_sweep
+from paraplan.optimizer.sweeps.grid import alike, read_sweep
 from paraplan.optimizer.sweeps.series import device_hours, is_planned, layout_words, strategy, with_efficiencies
 from paraplan.optimizer.sweeps.store import Store
 from paraplan.optimizer.sweeps.table import EFFICIENCIES, Row, rows_of, write_csv
@@ -25,6 +25,7 @@ from paraplan.search_spaces.inputs import load_cluster
 HERE = Path(__file__).parent
 LARGEST, DENSE = "moe:10T", "dense:70B"
 FIXED, SCALED = EFFICIENCIES
+LIKENESS = "share_of_peak_or_cost"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Sweep:
 def main(store: str) -> None:
     sections = []
     for sweep in SWEEPS:
-        rows = planned(HERE / f"{sweep.name}.yaml", store)
+        file = HERE / f"{sweep.name}.yaml"
+        rows = with_likeness(planned(file, store), file)
         write_csv([{**row, "seconds": None} for row in rows], HERE / f"{sweep.name}.csv")  # seconds differ from run to run
         drawn = pictures(rows)
         for picture in sweep.kept:
@@ -57,6 +59,12 @@ def planned(path: Path, store: str) -> list[Row]:
     rows = [row for _, row in rows_of(opened, [point.key for point in read_sweep(path)])]
     opened.close()
     return with_efficiencies(rows)
+
+
+def with_likeness(rows: Sequence[Row], file: Path) -> list[Row]:
+    """Beside each row of as much peak or price as another cluster's, what share of that was reached."""
+    share = {(cluster, found.devices): round(found.share, 4) for cluster, _, found in alike(file)}
+    return [{**row, LIKENESS: share[row["cluster"], row["devices"]]} if share else row for row in rows]
 
 
 def section(sweep: Sweep, rows: Sequence[Row]) -> str:
@@ -80,7 +88,8 @@ HEAD = """# Sweeps
 what software addresses (a die of 910C is one). Models are of the scaling families (`search_spaces/scaling_families.py`). The
 pictures are those of `paraplan sweep --store FILE --show "" --plot DIR`, which also writes them as one page with filters. In the
 tables, efficiency is tokens per second and device over those of the fewest devices that have a plan, at a batch that stays and at
-one that grows with the devices. A point is proved best in its space (`optimal`) unless the table says otherwise.
+one that grows with the devices, beside every point that has another to be set against: the same batch, or as many sequences for
+every device, on another count. A point is proved best in its space (`optimal`) unless the table says otherwise.
 
 """
 
@@ -150,17 +159,18 @@ def equal_peak(rows: Sequence[Row]) -> list[str]:
     def said(some: Sequence[Row]) -> str:
         return f"{each(some, lambda row: f'{rate(row):,.0f}')}, {ratio(some, rate)} apart"
 
-    large, dense, moe = (at(rows, model=name, global_batch=8192) for name in (LARGEST, DENSE, "moe:600B"))
-    small = at(rows, model=LARGEST, global_batch=2048)
+    most = of_most(rows)
+    large, dense, moe = (at(most, model=name, global_batch=8960) for name in (LARGEST, DENSE, "moe:600B"))
+    small = at(most, model=LARGEST, global_batch=4480)
     rates = {row["cluster"]: row["tokens_per_s"] for row in large}
     loses = all(row["tokens_per_s"] < rates[row["cluster"]] for row in small if row["cluster"] in rates)
     return [
-        f"2,048 H100 have the peak of {counted(rows)}, to the nearest count that batches can be dealt to. Rates below are "
-        "tokens per second for each EFLOP/s of peak, so that what is left of the difference does not count.",
+        f"2,560 H100 have the peak of {counted(most)}. Rates below are on these, 8,960 sequences a step, in tokens per second for "
+        "each EFLOP/s of peak, so that what is left of the difference does not count.",
         f"{DENSE}: {said(dense)}.",
         f"moe:600B: {said(moe)}. {LARGEST}: {said(large)}.",
-        f"{so('A large batch keeps more devices busy', loses)}: with 2,048 sequences instead of 8,192, {LARGEST} keeps "
-        f"{kept(small, large)} of its rate.",
+        f"{so('A large batch keeps more devices busy', loses)}: with 4,480 sequences instead of 8,960, {LARGEST} keeps "
+        f"{kept(small, large)} of its rate. {scaling(rows)}",
         f"Memory comes with the count, not with the peak: {missing(rows)}.",
     ]
 
@@ -171,13 +181,14 @@ def equal_cost(rows: Sequence[Row]) -> list[str]:
     def paid(row: Row) -> float:
         return float(device_hours(row) * prices[row["cluster"]])
 
+    most = of_most(rows)
     lines = [
-        f"At the example prices 2,048 H100 cost an hour what {counted(rows)} do, to the nearest such count. Money below is for "
-        "what was given, so that what is left of the difference does not count.",
+        f"At the example prices 3,072 H100 cost an hour what {counted(most)} do. Money below is on these, 9,600 sequences a step. "
+        + scaling(rows)
     ]
     orders = set()
     for model in (DENSE, "moe:600B", LARGEST):
-        some = at(rows, model=model, global_batch=8192)
+        some = at(most, model=model, global_batch=9600)
         orders.add(tuple(row["cluster"] for row in sorted(some, key=paid)))
         cheap = min(some, key=paid)
         others = [row for row in some if row is not cheap]
@@ -247,8 +258,22 @@ def by(rows: Iterable[Row], name: str) -> list[Row]:
 
 
 def counted(rows: Iterable[Row]) -> str:
-    counts = {row["cluster"]: row["devices"] for row in rows if row["cluster"] != "hgx-h100"}
-    return ", ".join(f"{count:,} on {name}" for name, count in counts.items())
+    counts = {row["cluster"]: row for row in rows if row["cluster"] != "hgx-h100"}
+    return ", ".join(f"{row['devices']:,} on {name} ({row[LIKENESS]:.2f} of it)" for name, row in counts.items())
+
+
+def of_most(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the most devices of each cluster."""
+    most = {row["cluster"]: row["devices"] for row in by(rows, "devices")}
+    return [row for row in rows if row["devices"] == most[row["cluster"]]]
+
+
+def scaling(rows: Sequence[Row]) -> str:
+    """How well all models scale to the most devices of each cluster."""
+    found = [[row[name] for row in of_most(rows) if row[name]] for name in EFFICIENCIES]
+    fixed, scaled = map(spread, found)
+    short = " (more than all of it where memory was short on fewer)" if max(map(max, found)) > 1.0 else ""
+    return f"On twice the devices the rate per device is {scaled} where the batch grows as they do, {fixed} where it stays{short}."
 
 
 def ratio(rows: Sequence[Row], of: Callable[[Row], float]) -> str:
@@ -284,14 +309,14 @@ SWEEPS = (
     Sweep(
         "7b-to-10t-equal-peak",
         "The same at equal peak",
-        "As many devices as have the dense BF16 peak of 2,048 H100.",
+        "As many devices as have the dense BF16 peak of 1,280 and of 2,560 H100.",
         ("strategies.png",),
         equal_peak,
     ),
     Sweep(
         "7b-to-10t-equal-cost",
         "The same at equal cost",
-        "As many devices as cost an hour what 2,048 H100 do.",
+        "As many devices as cost an hour what 1,536 and 3,072 H100 do.",
         ("strategies.png",),
         equal_cost,
     ),

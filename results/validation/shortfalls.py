@@ -260,9 +260,9 @@ def moe_by_accelerator(rows: Rows) -> str:
         f"""gpt-oss-120b in BF16 makes the bias of GB200: its {len(bf16)} rows on Blackwell, consecutive releases of one recipe
         per machine, have {_of(bf16)} and a bias of {_signed(bf16.errors.bias)}, the same model in MXFP8, most under a graph of
         the whole step, {_of(mxfp8)}, GB200's other {len(rest)} rows {_of(rest)}. The {len(b300)} rows to fit of it, on B300, have
-        a bias of {_signed(b300.errors.bias)}, {len(h100)} on H100 one of {_signed(h100.errors.bias)}: something of its BF16
-        kernels on Blackwell is missing, biases of experts, clamped gates or attention with sinks, for which the table names
-        neither kernel nor library; attention without a fused kernel would take several times what is missing. On B200 the
+        a bias of {_signed(b300.errors.bias)}, {len(h100)} on H100 one of {_signed(h100.errors.bias)}. Its experts' biases and
+        clamped gates are chains of PyTorch's own kernels, priced at the rate that the rows on H100 show; what Blackwell takes
+        longer may be that rate, which falls as memory gets faster, or weight gradients that sum a bias's gradient too. On B200 the
         {len(qwen)} rows of Qwen3-30B on one server lie between {_signed(min(_ratio(o) for o, _ in qwen.all) - 1)} and
         {_signed(max(_ratio(o) for o, _ in qwen.all) - 1)}: releases changed micro-batch, dispatcher and graphs together, and
         share one floor.""",
