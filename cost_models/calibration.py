@@ -184,7 +184,7 @@ def _by_pair(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]
     for outcome in outcomes:
         if outcome.job is not None and _has_say(outcome):
             problem = outcome.job.problem
-            found[problem.stack.name, problem.cluster.accelerator.name].append(outcome)
+            found[problem.stack.name, problem.cluster.accelerator.priced_as].append(outcome)
     return found
 
 
@@ -265,7 +265,7 @@ def pair_of(outcomes: Sequence[Outcome]) -> Pair:
     job = outcomes[0].job
     assert job is not None
     stack = job.problem.stack
-    return Pair(stack.name, stack.framework, job.problem.cluster.accelerator.name)
+    return Pair(stack.name, stack.framework, job.problem.cluster.accelerator.priced_as)
 
 
 def fit(

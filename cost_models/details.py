@@ -48,7 +48,7 @@ class Detail:
 
 
 def detail(model: CostModel, layout: Layout) -> Detail:
-    """Prices one layout whose stages are given, with every figure of design section 2."""
+    """Prices one layout whose stages are given: its step by component, memory by stage and term, traffic by level, FLOPs."""
     table = LayoutTable.from_layouts([layout])
     split = table.splits[0]
     rows, cuts = model.rows(table), np.array([split.cuts])

@@ -78,6 +78,7 @@ def fit_log(
 
 
 def held_out(predicted: FloatArray, measured: FloatArray, fitted: NDArray[np.bool_], data: str) -> FitError:
+    """Relative errors of the points that were not fitted: median and 90th percentile."""
     error = np.abs(predicted / measured - 1.0)[~fitted]
     return FitError(
         held_out_median=float(np.median(error)),
@@ -95,6 +96,7 @@ def chessboard(*axes: FloatArray) -> NDArray[np.bool_]:
 
 
 def figures(names: Sequence[str], x: FloatArray, low: FloatArray, high: FloatArray, source: str) -> dict[str, Any]:
+    """Fitted figures with their intervals as a profile holds them."""
     return {
         name: {"value": float(v), "low": float(a), "high": float(b), "source": source}
         for name, v, a, b in zip(names, x, low, high, strict=True)
@@ -102,10 +104,12 @@ def figures(names: Sequence[str], x: FloatArray, low: FloatArray, high: FloatArr
 
 
 def column(rows: Rows, name: str) -> FloatArray:
+    """One column of a table, (rows,)."""
     return np.array([float(row[name]) for row in rows], dtype=np.float64)
 
 
 def sizes(rows: Rows, column: str = "num_gpus") -> str:
+    """The distinct values of a column, as a source says them: 2/4/8."""
     return "/".join(str(size) for size in sorted({int(row[column]) for row in rows}))
 
 

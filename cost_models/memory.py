@@ -46,18 +46,21 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
     """Bytes per parameter: 2 weight, gradient_bytes, optimizer_bytes of the stack, over the shards of each (arXiv 1910.02054, 3).
 
     Dense states are spread over dp·cp, expert states over edp; ZeRO-1 shards the states, ZeRO-2 gradients too, ZeRO-3 weights too.
-    Some stacks keep a gradient in the compute dtype beside the accumulated one, some accumulate none in a single micro-batch; some
-    FSDP ones accumulate whole gradients over micro-batches, and leave a pipeline's weights gathered.
+    Some stacks keep a weight's casts to a lower precision beside it, some a gradient in the compute dtype beside the accumulated
+    one, some accumulate none in a single micro-batch; some FSDP ones accumulate whole gradients over micro-batches, and leave a
+    pipeline's weights gathered.
     """
     shards = (shard_group(table).size.astype(np.float64), table.edp.astype(np.float64))
     stage = np.minimum(sharding_as_run(problem.stack, table.sharding, table.pp), ZERO3)
     gradient, states = float(problem.stack.gradient_bytes), problem.stack.optimizer_bytes
     footprint = problem.stack.footprint
     resident = 1.0 - table.optimizer_offload
+    stepping = states + footprint.step_gradient_bytes
     beside = np.where(stage >= ZERO2, 0.0, footprint.compute_gradient_bytes)
     whole = waiting_gradients(problem.stack, table) & (table.num_microbatches > 1)
     waiting = footprint.unsharded_gradient_bytes or problem.stack.sent_gradient_bytes
-    gathered = np.where(gathered_stages(problem.stack, table), BF16, 0.0)
+    cast = footprint.cached_weight_bytes.get(problem.workload.precision, 0.0)
+    beside_weight = np.where(gathered_stages(problem.stack, table), BF16, 0.0) + cast
     released = footprint.released_gradients & (table.num_microbatches == 1) & (table.pp == 1)
     gradients_from = np.where(released, ZERO1, ZERO2)
 
@@ -68,9 +71,9 @@ def static_rates(problem: Problem, table: LayoutTable) -> StaticRates:
         return np.where(whole, waiting, over(count, gradients_from, gradient) + beside)
 
     return StaticRates(
-        weights=(over(shards[0], ZERO3, BF16) + gathered, over(shards[1], ZERO3, BF16) + gathered),
+        weights=(over(shards[0], ZERO3, BF16) + beside_weight, over(shards[1], ZERO3, BF16) + beside_weight),
         gradients=(gradients(shards[0]), gradients(shards[1])),
-        optimizer=(over(shards[0], ZERO1, states) * resident, over(shards[1], ZERO1, states) * resident),
+        optimizer=(over(shards[0], ZERO1, stepping) * resident, over(shards[1], ZERO1, stepping) * resident),
         host=(over(shards[0], ZERO1, states) * table.optimizer_offload, over(shards[1], ZERO1, states) * table.optimizer_offload),
     )
 

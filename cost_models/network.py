@@ -16,14 +16,13 @@ import numpy as np
 from ..search_spaces.cluster import ClusterSpec, Level
 from ..search_spaces.groups import Groups, untiled
 from ..search_spaces.layout import Bools, Floats, Ints
+from ..search_spaces.stack import EXCHANGE_SMS
 from .profile import Fitted, Profile, together_s
 from .routing import Routing
 
 Exchange = Literal["moe_dispatch", "moe_combine"]
 EXCHANGES = ("all_to_all", "moe_dispatch", "moe_combine")
 """Collectives that reach every peer in one step."""
-EXCHANGE_SMS = 20
-"""Multiprocessors that DeepEP's kernels take unless told otherwise."""
 ROUNDING = 1e-12
 
 

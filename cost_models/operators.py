@@ -257,6 +257,7 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
             MOE,
             forward_bytes=f.permuted_copies * copies,
             backward_bytes=f.permuted_copies * copies,
+            saved_bytes=f.footprint.combined_bytes * t * mlp.top_k * width,
             messages=(etp_scatter, combine),
         ),
         *_latent("latent_up", mlp.latent_size, t, h, f),

@@ -79,7 +79,7 @@ class Job:
     @property
     def accelerator(self) -> str:
         """The catalog's name of the device."""
-        return self.problem.cluster.accelerator.name
+        return self.problem.cluster.accelerator.priced_as
 
 
 def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
@@ -188,7 +188,11 @@ def _stack(
     """
     stack = load_stack(name)
     within = {"tp": stack.fused_tp / (2.0 if moe else 1.0)} if kernels == MC2 else {}  # of a MoE layer the attention's half
-    changes: dict[str, object] = {"overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0) | within)}
+    # NVIDIA's scripts of FP8 runs keep the weights themselves in FP8 (examples/llama/train_llama3_8b_h100_fp8.sh)
+    changes: dict[str, object] = {
+        "overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0) | within),
+        "footprint": stack.footprint.model_copy(update={"cached_weight_bytes": {}}),
+    }
     if kernels == UNFUSED_ELEMENTWISE:
         changes["eager_kernels"] = ("activation", "rotary")
     if unfused_attention:

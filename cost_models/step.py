@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..search_spaces.groups import inner_strides
 from ..search_spaces.layout import FULL_UNIFORM, Bools, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import usable_bytes
-from ..search_spaces.row_keys import distinct_rows
+from ..search_spaces.row_keys import distinct_rows, varying
 from .known_wholes import KnownWholes, known_wholes
 from .layers import LayerModel, resident_share
 from .lending import lends, most_lent, with_partners
@@ -69,7 +69,7 @@ class CostModel:
     """
 
     def __init__(self, problem: Problem, profile: Profile | None = None) -> None:
-        accelerator = problem.cluster.accelerator.name
+        accelerator = problem.cluster.accelerator.priced_as
         self.profile = profile or load_profile(accelerator)
         stack = problem.stack.with_figures(self.profile.stack_figures(problem.stack, accelerator))
         self.problem = problem = problem.model_copy(update={"stack": stack})
@@ -150,9 +150,8 @@ class CostModel:
     def price_cuts(self, rows: Rows, cuts: Cuts, closed_form: bool = False) -> Prices:
         """Step time and peak memory of rows that share pp, vpp and schedule, cut at `cuts` (n, pp·vpp+1), or alike at (1, ·)."""
         cuts = np.ascontiguousarray(np.broadcast_to(cuts, (len(rows), cuts.shape[1])))
-        told = np.ascontiguousarray(np.concatenate([cuts, rows.redone], axis=1))
-        cut = np.unique(told.view(f"V{told.itemsize * told.shape[1]}").ravel(), return_inverse=True)[1]
-        works, work = distinct_rows([*rows.work_columns, cut])  # those that do the same share their pipeline
+        told = np.concatenate([cuts, rows.redone], axis=1)
+        works, work = distinct_rows([*rows.work_columns, *varying(told)])  # those that do the same share their pipeline
         flow = self.flow(rows.take(works), cuts[works], closed_form).take(work)
         return self.price_flow(rows, flow)
 

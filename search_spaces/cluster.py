@@ -82,7 +82,13 @@ class Accelerator(Frozen):
     memory_bandwidth_bytes_per_s: Bandwidth
     power_w: Figure | None = None
     multiprocessors: Multiprocessors | None = None  # of which kernels that exchange tokens take some; none: they run elsewhere
+    curves_of: str = ""  # another accelerator of the same kind, whose kernel curves and fitted figures it is priced by
     note: str = ""
+
+    @property
+    def priced_as(self) -> str:
+        """The accelerator by whose kernel curves and fitted figures it is priced."""
+        return self.curves_of or self.name
 
     @field_validator("peak_flops")
     @classmethod
@@ -91,6 +97,11 @@ class Accelerator(Frozen):
             if precision not in get_args(Precision):
                 raise ValueError(f"precision {precision!r} is not one of {', '.join(get_args(Precision))}")
         return rates
+
+    @property
+    def blackwell(self) -> bool:
+        """Whether it is an NVIDIA one with FP4, that is Blackwell or later."""
+        return self.vendor == "nvidia" and "fp4" in self.peak_flops
 
 
 class Level(Frozen):
@@ -140,13 +151,14 @@ class FailureRates(Frozen):
     """Interruptions of a job per year and unit, and what coming back takes; blank where nothing is known.
 
     A rate of devices may hold all that interrupts a job, where only their number is published. `restart_s` are the seconds from a
-    failure to a job that runs again, but for reading its states and redoing lost work.
+    failure to a job that runs again, but for reading its states and redoing lost work, `repair_days` how long what failed is away.
     """
 
     device_per_year: Figure | None = None
     server_per_year: Figure | None = None
     supernode_per_year: Figure | None = None
     restart_s: Figure | None = None
+    repair_days: Figure | None = None
 
 
 class ClusterSpec(Frozen):

@@ -378,6 +378,7 @@ def one_of(a: Expression, values: Sequence[int]) -> OneOf:
 
 
 def lacks(a: str, bits: int) -> Lacks:
+    """None of these bits is set in column `a`, a bit mask."""
     return Lacks(a, bits)
 
 
@@ -394,6 +395,7 @@ def implies(premise: Condition, conclusion: Condition) -> Implies:
 
 
 def negation(condition: Condition) -> Condition:
+    """The opposite; of an opposite the condition itself."""
     return condition.condition if isinstance(condition, Not) else Not(condition)
 
 

@@ -27,6 +27,11 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
+    def section(self, name: str) -> Fields:
+        """The fields of a section where there is one, else these; a section has no defaults."""
+        inner = self.values.get(name)
+        return Fields(self.file, inner, {}, f"{self.path}{name}.") if isinstance(inner, dict) else self
+
     def count(self, *names: str, default: int | None = None) -> int:
         """A whole number of at least 1."""
         return self._whole(names, 1, default)

@@ -52,6 +52,7 @@ def qwen_windows(f: Fields, layers: int) -> list[str]:
 
 
 def window_everywhere(f: Fields, layers: int) -> list[str]:
+    """Every layer sees its window, or all where the configuration has none."""
     return ["sliding_attention" if f.has("sliding_window") else "full_attention"] * layers
 
 
@@ -81,13 +82,15 @@ def attention(**facts: Any) -> Callable[[Fields], Attention]:
         if heads % kv_heads:
             raise f.error("num_key_value_heads", f"it must divide num_attention_heads {heads}")
         given = {name: fact(f) if callable(fact) else fact for name, fact in facts.items()}
-        scaled = scaled_rotary(f)
-        return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim(f, heads), scaled_rotary=scaled, **given)
+        width = head_dim(f, heads)
+        rotary: dict[str, Any] = {"rotary_fraction": rotary_fraction(f, width), "scaled_rotary": scaled_rotary(f)}
+        return Attention(heads=heads, kv_heads=kv_heads, head_dim=width, **rotary, **given)
 
     return read
 
 
 def head_dim(f: Fields, heads: int) -> int:
+    """Width of a head: its own field, else hidden_size over the heads."""
     for name in ("head_dim", "attention_head_dim"):
         if f.has(name) or name in f.defaults:
             return f.count(name)
@@ -95,6 +98,21 @@ def head_dim(f: Fields, heads: int) -> int:
     if hidden % heads:
         raise f.error("hidden_size", f"it must be a multiple of num_attention_heads {heads}, or head_dim must be given")
     return hidden // heads
+
+
+def rotary_fraction(f: Fields, width: int) -> float:
+    """Share of a head that rotary embedding turns; MiniMax gives the dimensions, and others may give it beside rope_theta."""
+    if f.has("rotary_dim"):
+        dimensions = f.count("rotary_dim")
+        if dimensions > width:
+            raise f.error("rotary_dim", f"it must be at most the width of a head, {width}")
+        return dimensions / width
+    inner = f.section("rope_parameters")
+    asked = inner if inner.has("partial_rotary_factor") else f
+    fraction = asked.number("partial_rotary_factor", 1.0)
+    if fraction > 1:
+        raise asked.error("partial_rotary_factor", "it must be at most 1")
+    return fraction
 
 
 def scaled_rotary(f: Fields) -> bool:
@@ -142,6 +160,7 @@ def latent_attention(f: Fields) -> LatentAttention:
 
 
 def compressed_mixers(f: Fields, layers: int) -> list[NamedMixer]:
+    """One mixer per decoder layer, by its compression ratio."""
     return [compressed_mixer(f, ratio) for ratio in compress_ratios(f, layers)[:layers]]
 
 

@@ -20,6 +20,7 @@ SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 
 
 def dense_everywhere(reader: Callable[[Fields], DenseMlp]) -> Mlps:
+    """The same dense block in every layer."""
     return lambda f, layers: [("dense", reader(f))] * layers
 
 
@@ -39,6 +40,7 @@ def dense_and_moe(where: MoeLayers, moe: Callable[[Fields], MoeMlp], other: Call
 
 
 def moe_everywhere(moe: Callable[[Fields], MoeMlp]) -> Mlps:
+    """The same mixture of experts in every layer."""
     return lambda f, layers: [("moe", moe(f))] * layers
 
 
@@ -53,6 +55,7 @@ def after_first_dense(f: Fields, layers: int) -> list[bool]:
 
 
 def qwen_sparse_layers(f: Fields, layers: int) -> list[bool]:
+    """Every decoder_sparse_step-th layer is a mixture, but for those of mlp_only_layers."""
     only_dense = set(f.wholes("mlp_only_layers")) if f.has("mlp_only_layers") else set()
     step = f.count("decoder_sparse_step", default=1)
     return [layer not in only_dense and (layer + 1) % step == 0 for layer in range(layers)]
@@ -68,6 +71,8 @@ def llama4_sparse_layers(f: Fields, layers: int) -> list[bool]:
 
 
 def dense(*width: str, bias: bool | None = None, gated: bool = True) -> Callable[[Fields], DenseMlp]:
+    """A reader of dense blocks whose width stands in one of these fields."""
+
     def read(f: Fields) -> DenseMlp:
         return DenseMlp(
             width=f.count(*(width or ("intermediate_size",))),
@@ -79,14 +84,15 @@ def dense(*width: str, bias: bool | None = None, gated: bool = True) -> Callable
 
 
 def mixture(f: Fields, experts: str, width: str, top_k: Sequence[str] = ("num_experts_per_tok",), **facts: Any) -> MoeMlp:
+    """A mixture of experts by its fields; InputError where a token would choose more experts than there are."""
     count, chosen = f.count(experts), f.count(*top_k)
     if chosen > count:
         raise f.error(top_k[0], f"it must be at most {experts}, {count}")
     return MoeMlp(experts=count, top_k=chosen, width=f.count(width), **facts)
 
 
-def deepseek_moe(method: str, score: str) -> Callable[[Fields], MoeMlp]:
-    """`method` and `score` are the family's topk_method and scoring_func where the config leaves them out.
+def deepseek_moe(method: str, score: str, normalized: bool) -> Callable[[Fields], MoeMlp]:
+    """`method`, `score` and `normalized` are the family's topk_method, scoring_func and norm_topk_prob where they are left out.
 
     Only noaux_tc balances by a bias per expert; greedy routing ignores the groups of experts.
     """
@@ -103,13 +109,14 @@ def deepseek_moe(method: str, score: str) -> Callable[[Fields], MoeMlp]:
             routing_groups=f.count("n_group", default=1) if grouped else 1,
             routing_groups_topk=f.count("topk_group", default=1) if grouped else 1,
             score_function=f.text("scoring_func", SCORES, score),
+            normalized_top_k=f.flag("norm_topk_prob", normalized),
             routed_scaling_factor=f.number("routed_scaling_factor", 1.0),
         )
 
     return read
 
 
-deepseek_v4_moe = deepseek_moe("noaux_tc", "sqrtsoftplus")
+deepseek_v4_moe = deepseek_moe("noaux_tc", "sqrtsoftplus", True)
 
 
 def deepseek_v4_mlps(f: Fields, layers: int) -> list[NamedMlp]:
@@ -120,10 +127,14 @@ def deepseek_v4_mlps(f: Fields, layers: int) -> list[NamedMlp]:
     return [("hash_moe", hashed) if layer < first else ("moe", moe) for layer in range(layers)]
 
 
-def qwen_moe(shared: bool) -> Callable[[Fields], MoeMlp]:
+def qwen_moe(shared: bool, normalized: bool) -> Callable[[Fields], MoeMlp]:
+    """A reader of Qwen's mixtures, with its gated shared expert or without; `normalized` is the family's norm_topk_prob."""
+
     def read(f: Fields) -> MoeMlp:
         width = f.extent("shared_expert_intermediate_size") if shared else 0
-        return mixture(f, "num_experts", "moe_intermediate_size", shared_width=width, shared_gate=width > 0)
+        normal = f.flag("norm_topk_prob", normalized)
+        facts: dict[str, Any] = {"shared_width": width, "shared_gate": width > 0, "normalized_top_k": normal}
+        return mixture(f, "num_experts", "moe_intermediate_size", **facts)
 
     return read
 
@@ -141,9 +152,9 @@ def gpt_oss_moe(f: Fields) -> MoeMlp:
 
 
 def llama4_moe(f: Fields) -> MoeMlp:
-    """There always is one shared expert, as wide as a routed one, though no key says so."""
-    shared = f.count("intermediate_size")
-    return mixture(f, "num_local_experts", "intermediate_size", shared_width=shared, score_function="sigmoid")
+    """There always is one shared expert, as wide as a routed one, though no key says so; an expert's weight is its own sigmoid."""
+    facts: dict[str, Any] = {"shared_width": f.count("intermediate_size"), "score_function": "sigmoid", "normalized_top_k": False}
+    return mixture(f, "num_local_experts", "intermediate_size", **facts)
 
 
 def minimax_m1_moe(f: Fields) -> MoeMlp:

@@ -31,6 +31,7 @@ class Demand:
 
 
 def demand_of(rule: Rule, given: Columns | None = None) -> Demand:
+    """What a rule asks of the columns that it names."""
     return Demand(frame_names(rule), rule.names, rule.condition.mask, given or {})
 
 

@@ -104,7 +104,8 @@ def sentence(error: ValidationError, kind: type[BaseModel], where: str, data: An
         known = list(_fields_at(kind, first["loc"][:-1]))
         return f"{where}: {path} is not a known key{did_you_mean(key, known) or _listed(known)}"
     if first["type"] == "missing":
-        return f"{where}: {path} is missing"
+        also = [field_path(place) for e, place in zip(found, places, strict=True) if e["type"] == "missing" and place != location]
+        return f"{where}: {path} is missing" + (f", and so {'is' if len(also) == 1 else 'are'} {', '.join(also)}" if also else "")
     wanted = dict.fromkeys(
         KINDS[e["type"]] for e, place in zip(found, places, strict=True) if place == location and e["type"] in KINDS
     )
@@ -117,12 +118,12 @@ def sentence(error: ValidationError, kind: type[BaseModel], where: str, data: An
 def _as_written(location: Location, data: Any) -> Location:
     """A location without the names that pydantic gives the kinds of a union, which no document holds."""
     kept: list[int | str] = []
-    for part in location:
+    for place, part in enumerate(location):
         held = data if isinstance(data, dict) else range(len(data)) if isinstance(data, list | tuple) else ()
         if part in held:
             kept.append(part)
             data = data[part]
-        elif isinstance(part, int) or not re.match(KIND, part):  # a key that is missing, or part of a record
+        elif isinstance(part, int) or (place == len(location) - 1 and not re.match(KIND, part)):  # a key that is missing
             kept.append(part)
     return tuple(kept)
 
@@ -273,6 +274,10 @@ def _problem(error: Any) -> str:
     """pydantic's finding in our words."""
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
+    if error["type"] == "union_tag_invalid":
+        wanted = error["ctx"]["expected_tags"].replace("'", "")
+        tag = error["ctx"]["tag"]
+        return f"kind = {tag!r} must be one of {wanted}{did_you_mean(tag, wanted.split(', '))}"
     if error["type"] == "literal_error":
         return f"must be {error['ctx']['expected']}"
     if error["type"] == "too_short":

@@ -184,7 +184,7 @@ class Space:
         pipeline, sharing = self.pipeline_lists, self.sharing_lists
         sent = replicated(self.problem, self.frames.columns)
         listed = np.where(sent, pipeline.total * sharing.total, pipeline.count * sharing.count)
-        return listed * layer_settings(self.problem, self.sequence_parallel(self.frames.tp))
+        return listed * layer_settings(self.problem, self.sequence_parallel(self.frames.tp, self.frames.cp))
 
     @property
     def legal(self) -> int:
@@ -211,7 +211,7 @@ class Space:
         columns |= {name: values[pipeline] for name, values in self.pipeline_lists.table.items()}
         columns |= {name: values[sharing] for name, values in self.sharing_lists.table.items()}
         columns["num_microbatches"] = self.problem.workload.global_batch // (columns["dp"] * columns["micro_batch"])
-        columns["sequence_parallel"] = self.sequence_parallel(columns["tp"])
+        columns["sequence_parallel"] = self.sequence_parallel(columns["tp"], columns["cp"])
         columns["split"] = np.full(len(frames), -1, dtype=np.int64)
         return LayoutTable(**{name: columns[name] for name in COLUMNS})
 
@@ -240,10 +240,11 @@ class Space:
         second = {name: values[sharing] for name, values in self.sharing_lists.table.items()}
         return replace(works.table.take(row), **{k: v for k, v in {**first, **second}.items() if k != "num_microbatches"}), row
 
-    def sequence_parallel(self, tp: Ints) -> Ints:
-        """1 wherever tp > 1, or nowhere if the user fixes it to be off or the stack has none, (n,)."""
+    def sequence_parallel(self, tp: Ints, cp: Ints) -> Ints:
+        """1 wherever tp > 1 and tp·cp divides the sequence; nowhere if the user fixes it to be off or the stack has none, (n,)."""
         off = self.problem.workload.fix.get("sequence_parallel") == ("false",)
-        return ((tp > 1) & (self.problem.stack.sequence_parallel and not off)).astype(np.int64)
+        divides = self.problem.workload.seq_len % (tp * cp) == 0
+        return np.asarray((tp > 1) & divides & (self.problem.stack.sequence_parallel and not off), dtype=np.int64)
 
     @property
     def words(self) -> str:
@@ -366,9 +367,10 @@ class Space:
         free = self.choices.places_freely
         for alike, name in ((frames["cp"] == 1, "cp_type"), *(((whole, "rank_order"),) if not free else ())):
             legal[alike] = _first_of_each(legal[alike], _others(choices, name))
-        staged = (frames["pp"] > 1) & self.problem.stack.footprint.gathered_stages
         run = sharding_as_run(self.problem.stack, choices["sharding"], np.array(2))
-        legal[staged] = _first_of_each(legal[staged], row_keys([*({**choices, "sharding": run}).values()]))
+        if (run != choices["sharding"]).any():
+            staged = frames["pp"] > 1
+            legal[staged] = _first_of_each(legal[staged], row_keys([*({**choices, "sharding": run}).values()]))
         return self._distinct_orders(legal, frames, choices) if free else legal
 
     def _distinct_orders(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
@@ -427,8 +429,8 @@ class Space:
             known["devices_used"] = known["tp"] * known["cp"] * known["pp"] * known["dp"]
         if {"tp", "cp", "dp", "ep", "etp"} <= known.keys():
             known["edp"] = known["tp"] * known["cp"] * known["dp"] // (known["ep"] * known["etp"])
-        if "tp" in known:
-            known["sequence_parallel"] = self.sequence_parallel(known["tp"])
+        if {"tp", "cp"} <= known.keys():
+            known["sequence_parallel"] = self.sequence_parallel(known["tp"], known["cp"])
         for scaled, name in SCALED.items():
             if name in known:
                 known[scaled] = np.rint(known[name] * PER_MILLE).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Models from files: a Hugging Face config.json, or a ModelSpec written as YAML.
+"""Models from a Hugging Face config.json.
 
 Only the language model of a multimodal config is read; its vision and audio towers are left out. Nothing is guessed: an unknown
 model_type is refused with what a ModelSpec of it needs, and fields are read by the rules in model_families.
@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from .config_fields import Fields
 from .config_mixers import NamedMixer
 from .config_mlps import NamedMlp
-from .documents import MAX_BYTES, read_document, sentence, to_record
+from .documents import MAX_BYTES, sentence, to_record
 from .errors import InputError
 from .layer_pattern import compact
 from .model import LayerKind, ModelSpec, Mtp
 from .model_families import FAMILIES, Family
 
-__all__ = ["from_config", "load_model_yaml"]
+__all__ = ["from_config"]
 
 NORM_EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
 SPEC_EXAMPLE = """\
@@ -61,11 +61,6 @@ def from_mapping(config: dict[str, object], name: str, where: str, source: str) 
         return _spec(name, fields, config, family, f"{source}, model_type {model_type}")
     except ValidationError as error:
         raise InputError(sentence(error, ModelSpec, where)) from error
-
-
-def load_model_yaml(path: Path | str) -> ModelSpec:
-    """The ModelSpec that a YAML file holds. InputError names file, field, value and what would be right."""
-    return to_record(ModelSpec, read_document(Path(path)), str(path))
 
 
 def _read(file: Path) -> dict[str, object]:
@@ -151,9 +146,7 @@ def _spec(name: str, fields: Fields, config: dict[str, object], family: Family, 
 
 def _rope_theta(fields: Fields) -> float | None:
     """It may stand in a section of its own."""
-    section = fields.values.get("rope_parameters")
-    inner = Fields(fields.file, section, {}, f"{fields.path}rope_parameters.") if isinstance(section, dict) else fields
-    return inner.optional("rope_theta") or fields.optional("rope_theta")
+    return fields.section("rope_parameters").optional("rope_theta") or fields.optional("rope_theta")
 
 
 def _tied(fields: Fields, config: dict[str, object]) -> bool:

@@ -1,19 +1,14 @@
-"""The one place that turns a user's words into records: catalog names, files and flags into a Problem.
-
-A word is a catalog name if the catalog has it, otherwise a path. Catalog files are read when asked for, one at a time, and kept.
-"""
+"""The one place that turns a user's words into a Problem: catalog names, files and flags."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
-from .cluster import Accelerator, ClusterSpec, Figure
-from .documents import did_you_mean, read_document, to_record
+from .cluster import ClusterSpec, Figure
+from .documents import did_you_mean, to_record
 from .errors import InputError
 from .flags import (
     Comparison,
@@ -24,11 +19,20 @@ from .flags import (
     parse_inside,
     refuse_unsupported,
 )
-from .huggingface import from_config, load_model_yaml
 from .layout import RANK_ORDERS, Problem
-from .model import Frozen, ModelSpec, MoeMlp
+from .loading import (
+    KINDS,
+    Kind,
+    Source,
+    catalog_entry,
+    catalog_names,
+    load_accelerator,
+    load_cluster,
+    load_model,
+    load_stack,
+)
+from .model import ModelSpec, MoeMlp
 from .releases import DATED, RELEASES, known_release, known_span
-from .scaling_families import family_model, is_family
 from .stack import MEGATRON_CORE, Stack
 from .vocabulary import MAIN, NEWEST_WORDS
 from .workload import Workload
@@ -53,63 +57,19 @@ __all__ = [
     "stands_in",
 ]
 
-Kind = Literal["models", "accelerators", "clusters", "stacks"]
-KINDS: tuple[Kind, ...] = ("models", "accelerators", "clusters", "stacks")
-CATALOG = Path(__file__).parent / "catalog"
-
 MOST_DEVICES = 524_288  # beyond, the frames of a job no longer fit a search of seconds
 OFFLOADED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the activations: what a search tries once it is said where they may go."""
 LENT_SHARES = (0.0, 0.25, 0.5)
 """The same where they go to other stages' devices: with half of them two stages have as much."""
 ETP_ASSUMPTION = "etp = 1: experts are spread over devices whole, not split by tensor parallelism"
-SP_ASSUMPTION = "sequence parallelism is on wherever tp > 1"
+SP_ASSUMPTION = "sequence parallelism is on wherever tp > 1 and tp·cp divides the sequence"
 OF_THE_SEARCH = (ETP_ASSUMPTION, SP_ASSUMPTION)
 """Assumptions on which layouts are looked at, of which one that is given may be none."""
 
 API_ASSUMPTION = (
     "ranks are laid out through Megatron-Core's initialize_model_parallel(order=…), whose orders are more than flags say"
 )
-
-Source = str | Path
-
-
-@cache
-def catalog_names(kind: Kind) -> tuple[str, ...]:
-    """Names that the catalog has for a kind, sorted. InputError if there is no such kind."""
-    if kind not in KINDS:
-        raise InputError(f"catalog: {kind!r} is not one of {', '.join(KINDS)}")
-    return tuple(sorted(path.stem for path in (CATALOG / kind).glob("*.yaml")))
-
-
-@cache
-def catalog_entry(kind: Kind, name: str) -> Frozen:
-    """The record of that name: ModelSpec, Accelerator, ClusterSpec or Stack. InputError names near matches."""
-    if name not in catalog_names(kind):
-        raise _unknown(kind, name)
-    return _READERS[kind](CATALOG / kind / f"{name}.yaml")
-
-
-def load_model(source: Source | ModelSpec) -> ModelSpec:
-    """A model from a catalog name, a Hugging Face config.json, a folder holding one, a ModelSpec YAML, or its family and size."""
-    if isinstance(source, str) and is_family(source):
-        return family_model(source)
-    return source if isinstance(source, ModelSpec) else cast(ModelSpec, _load("models", source))
-
-
-def load_accelerator(source: Source | Accelerator) -> Accelerator:
-    """An accelerator from a catalog name or a YAML file."""
-    return source if isinstance(source, Accelerator) else cast(Accelerator, _load("accelerators", source))
-
-
-def load_cluster(source: Source | ClusterSpec) -> ClusterSpec:
-    """A cluster from a catalog name or a YAML file; the file names its accelerator or holds it as a mapping."""
-    return source if isinstance(source, ClusterSpec) else cast(ClusterSpec, _load("clusters", source))
-
-
-def load_stack(source: Source | Stack) -> Stack:
-    """A stack from a catalog name or a YAML file."""
-    return source if isinstance(source, Stack) else cast(Stack, _load("stacks", source))
 
 
 def framework_stack(framework: str, version: str | None = None) -> Stack:
@@ -265,57 +225,6 @@ def _imbalance_words(workload: Workload) -> str:
     shown = [ep for ep in sorted(workload.imbalance_shape) if ep in (8, 16, 64, widest)]
     said = ", ".join(f"{workload.imbalance_at(ep):.3g} times at ep {ep}" for ep in shown)
     return f"the fullest device receives by measured loads, experts in their order, over the mean of routed tokens: {said}"
-
-
-def _read_cluster(path: Path) -> ClusterSpec:
-    data = read_document(path)
-    accelerator = data.get("accelerator")
-    if isinstance(accelerator, str):
-        beside = path.parent / accelerator
-        named = accelerator in catalog_names("accelerators") or not beside.is_file()
-        data["accelerator"] = load_accelerator(accelerator if named else beside)
-    return to_record(ClusterSpec, data, str(path))
-
-
-def _read_model(path: Path) -> ModelSpec:
-    return from_config(path) if path.is_dir() or path.suffix.lower() == ".json" else load_model_yaml(path)
-
-
-_READERS: dict[Kind, Callable[[Path], Frozen]] = {
-    "models": _read_model,
-    "accelerators": lambda path: to_record(Accelerator, read_document(path), str(path)),
-    "clusters": _read_cluster,
-    "stacks": lambda path: to_record(Stack, read_document(path), str(path)),
-}
-
-
-PATH = r"^[./~]|\.(json|ya?ml)$"
-"""What no name of the catalog looks like."""
-
-
-def _load(kind: Kind, source: Source) -> Frozen:
-    if isinstance(source, str) and source in catalog_names(kind):
-        return catalog_entry(kind, source)
-    path = Path(source).expanduser()
-    try:
-        found = bool(str(source)) and path.exists()
-    except (OSError, ValueError):  # a name too long for a file, or with a null byte in it
-        found = False
-    if not found and re.search(PATH, str(source), re.IGNORECASE):
-        raise InputError(f"{kind[:-1]}: {_shortened(str(source))}: there is no such file")
-    if not found:
-        raise _unknown(kind, str(source))
-    return _READERS[kind](path)
-
-
-def _unknown(kind: Kind, name: str) -> InputError:
-    names = catalog_names(kind)
-    near = did_you_mean(name.rstrip("/").rpartition("/")[2], names) or f"; the catalog has {', '.join(names)}"
-    return InputError(f"{kind[:-1]}: {_shortened(name)!r} is neither in the catalog nor a file{near}")
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 80 else name[:77] + "…"
 
 
 def _numbers(version: str) -> tuple[list[int], str]:

@@ -36,6 +36,7 @@ class Attention(Frozen):
     qk_norm: Literal["none", "head", "width"] = "none"  # one weight per head dimension, or per whole projection width
     output_gate: bool = False  # doubles the query projection (Qwen3-Next)
     sinks: bool = False  # one learned logit per head (gpt-oss)
+    rotary_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of a head's dimensions that rotary embedding turns
     scaled_rotary: bool = False  # rotary embedding also scales queries and keys (YaRN with a factor other than 1)
 
     @model_validator(mode="after")
@@ -156,6 +157,7 @@ class MoeMlp(Frozen):
     routing_groups: Count = 1  # node-limited routing: experts are dealt to this many groups …
     routing_groups_topk: Count = 1  # … and a token is sent to at most this many of them
     score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
+    normalized_top_k: bool = True  # weights of a token's chosen experts add up to 1; false: their scores among all experts
     routed_scaling_factor: float = 1.0
 
     @model_validator(mode="after")

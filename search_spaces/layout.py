@@ -318,6 +318,7 @@ def parse_offload(text: str) -> tuple[float, float]:
 
 
 def offload_text(optimizer: float, activations: float) -> str:
+    """(optimizer fraction, activations fraction) as `parse_offload` reads them."""
     parts = [f"{name}:{f:g}" for name, f in (("optimizer", optimizer), ("activations", activations)) if f > 0]
     return "+".join(parts) or "none"
 

@@ -106,6 +106,7 @@ def _nemotron_moe(f: Fields) -> MoeMlp:
         routing_groups=f.count("n_group", default=1),
         routing_groups_topk=f.count("topk_group", default=1),
         score_function="sigmoid",
+        normalized_top_k=f.flag("norm_topk_prob", True),
         routed_scaling_factor=f.number("routed_scaling_factor", 1.0),
     )
 
@@ -142,24 +143,26 @@ def _deepseek_v4_mtp_layer(f: Fields, layers: int) -> tuple[NamedMixer, NamedMlp
 
 # The table
 
-_qwen_moe_layers = mlps.dense_and_moe(mlps.qwen_sparse_layers, mlps.qwen_moe(shared=False), mlps.dense())
-_qwen_shared_moe_layers = mlps.dense_and_moe(mlps.qwen_sparse_layers, mlps.qwen_moe(shared=True), mlps.dense())
+
+def _qwen_moe(shared: bool, normalized: bool) -> Mlps:
+    return mlps.dense_and_moe(mlps.qwen_sparse_layers, mlps.qwen_moe(shared, normalized), mlps.dense())
 
 
-def _deepseek(method: str, score: str, every_mixer: Mixers) -> Family:
-    moe = mlps.dense_and_moe(mlps.after_first_dense, mlps.deepseek_moe(method, score), mlps.dense())
-    return Family(every_mixer, moe, mtp_layers=_nextn)
+def _deepseek(method: str, score: str, normalized: bool, every_mixer: Mixers, **defaults: object) -> Family:
+    moe = mlps.dense_and_moe(mlps.after_first_dense, mlps.deepseek_moe(method, score, normalized), mlps.dense())
+    return Family(every_mixer, moe, mtp_layers=_nextn, defaults=defaults)
 
 
 _latent_layers = mixers.same("attention", mixers.latent_attention)
 _llama = Family(mixers.same("attention", mixers.attention(**mixers.BIASED)), mlps.dense_everywhere(mlps.dense()))
 _qwen3 = Family(mixers.sliding_and_full(mixers.qwen_windows, **mixers.QWEN3), mlps.dense_everywhere(mlps.dense(bias=False)))
-_qwen3_moe = Family(mixers.sliding_and_full(mixers.qwen_windows, **mixers.QWEN3), _qwen_moe_layers)
-_deepseek_v3 = _deepseek("noaux_tc", "sigmoid", _latent_layers)
+_deepseek_v3 = _deepseek("noaux_tc", "sigmoid", True, _latent_layers)
+_QUARTER_ROTARY = {"partial_rotary_factor": 0.25}
 _qwen3_5 = Family(
     mixers.qwen_hybrid(lambda f: f.flag("attn_output_gate", True)),
     mlps.dense_everywhere(mlps.dense(bias=False)),
     mtp_layers=_qwen_mtp,
+    defaults=_QUARTER_ROTARY,
 )
 
 FAMILIES: dict[str, Family] = {
@@ -167,14 +170,14 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(mixers.sliding_and_full(mixers.window_everywhere), mlps.dense_everywhere(mlps.dense(bias=False))),
     "mixtral": Family(mixers.sliding_and_full(mixers.window_everywhere), mlps.moe_everywhere(mlps.mixtral_moe)),
     "qwen2": Family(mixers.sliding_and_full(mixers.qwen_windows, qkv_bias=True), mlps.dense_everywhere(mlps.dense(bias=False))),
-    "qwen2_moe": Family(mixers.sliding_and_full(mixers.qwen_windows, qkv_bias=True), _qwen_shared_moe_layers),
+    "qwen2_moe": Family(mixers.sliding_and_full(mixers.qwen_windows, qkv_bias=True), _qwen_moe(True, normalized=False)),
     "qwen3": _qwen3,
     "qwen3_vl": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-    "qwen3_vl_moe": _qwen3_moe,
-    "qwen3_next": Family(mixers.qwen_hybrid(lambda f: True), _qwen_shared_moe_layers),
+    "qwen3_moe": Family(_qwen3.mixers, _qwen_moe(False, normalized=False)),
+    "qwen3_vl_moe": Family(_qwen3.mixers, _qwen_moe(False, normalized=True)),
+    "qwen3_next": Family(mixers.qwen_hybrid(lambda f: True), _qwen_moe(True, normalized=True), defaults=_QUARTER_ROTARY),
     "qwen3_5": _qwen3_5,
-    "qwen3_5_moe": Family(_qwen3_5.mixers, _qwen_shared_moe_layers, mtp_layers=_qwen_mtp),
+    "qwen3_5_moe": Family(_qwen3_5.mixers, _qwen_moe(True, normalized=True), mtp_layers=_qwen_mtp, defaults=_QUARTER_ROTARY),
     "mimo": Family(
         mixers.sliding_and_full(mixers.qwen_windows, qkv_bias=lambda f: f.flag("attention_bias", True)),
         mlps.dense_everywhere(mlps.dense(bias=False)),
@@ -185,8 +188,8 @@ FAMILIES: dict[str, Family] = {
         mlps.moe_everywhere(mlps.gpt_oss_moe),
         defaults={"attention_bias": True},
     ),
-    "deepseek": _deepseek("greedy", "softmax", mixers.same("attention", mixers.attention(**mixers.BIASED))),
-    "deepseek_v2": _deepseek("greedy", "softmax", _latent_layers),
+    "deepseek": _deepseek("greedy", "softmax", False, mixers.same("attention", mixers.attention(**mixers.BIASED))),
+    "deepseek_v2": _deepseek("greedy", "softmax", False, _latent_layers),
     "deepseek_v3": _deepseek_v3,
     "deepseek_v32": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
@@ -201,10 +204,12 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": _deepseek(
         "noaux_tc",
         "sigmoid",
+        True,
         mixers.same(
             "attention",
             mixers.attention(qkv_bias=mixers.attention_bias, qk_norm=lambda f: "head" if f.flag("use_qk_norm", False) else "none"),
         ),
+        partial_rotary_factor=0.5,
     ),
     "llama4": Family(
         mixers.by_type(

@@ -156,6 +156,8 @@ def model_constants(model: ModelSpec) -> dict[str, int]:
         "shared_width": common_factor(mlp.shared_width for mlp in moes),
         "indexer": int(bool(indexed)),
         "compressed": int(any(isinstance(mixer, CompressedAttention) for mixer in mixers)),
+        "windows": int(any(isinstance(mixer, Attention) and mixer.window and not mixer.chunked for mixer in mixers)),
+        "sinks": int(any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers)),
         "mla": int(any(isinstance(mixer, LatentAttention) for mixer in mixers)),
         "tied": int(model.tied_embeddings),
     }
@@ -256,8 +258,8 @@ WORDS = Words(
         **{
             name: name
             for name in (
-                *("indexer", "compressed", "mla", "tied", "kv_replication", "expert_tensor_parallel", "recompute_block"),
-                *("recompute_by_chunk", "experts_across_tp"),
+                *("indexer", "compressed", "windows", "sinks", "mla", "tied"),
+                *("kv_replication", "expert_tensor_parallel", "recompute_block", "recompute_by_chunk", "experts_across_tp"),
                 *("optimizer_can_offload", "splits_first_last", "splits_list", "splits_free", "lends"),
             )
         },
@@ -292,6 +294,8 @@ WORDS = Words(
         ("tied", True): "with tied embeddings",
         ("indexer", True): "with sparse attention",
         ("compressed", True): "with compressed attention",
+        ("windows", True): "with sliding windows",
+        ("sinks", True): "with attention sinks",
         ("mla", False): "without latent attention",
         ("mtp_layers", True): "with MTP layers",
         ("shared_width", False): "without shared experts",

@@ -38,6 +38,11 @@ def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArr
     return order[begin], place
 
 
+def varying(rows: Ints) -> list[Ints]:
+    """Those columns of rows (n, k) that are not alike in all, by which alone the rows are told apart."""
+    return list(rows[:, (rows != rows[:1]).any(axis=0)].T)
+
+
 def _largest_key(rows: int) -> int:
     """The span of keys that leaves room for a row's place in the bits of one number."""
     return 1 << (63 - rows.bit_length())
@@ -83,10 +88,14 @@ def _mixed_radix(columns: Sequence[npt.NDArray[np.generic]], largest: int) -> tu
 
 
 def _appended(key: Ints, digits: Sequence[tuple[Ints, int, int]]) -> Ints:
-    """Numbers with some digits after them, each with its least value and its radix; the numbers are overwritten."""
+    """Numbers with some digits after them, each with its least value and its radix; the numbers are overwritten.
+
+    On the way both numbers and least values may pass what an integer holds: they wrap round alike, and their difference is right.
+    """
     lows = 0
     for _, low, radix in digits:
         lows = lows * radix + low
+    lows = (lows + (1 << 63)) % (1 << 64) - (1 << 63)
     for begin in range(0, len(key), ROWS_AT_ONCE):
         some = key[begin : begin + ROWS_AT_ONCE]
         for digit, _, radix in digits:

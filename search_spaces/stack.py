@@ -36,6 +36,8 @@ RESERVED = Figure(
     grade="measured",
 )
 FREE = Figure(value=0.0, source="a network without congestion: collectives of many devices are as fast as of few", grade="official")
+EXCHANGE_SMS = 20
+"""Multiprocessors that DeepEP's kernels take unless told otherwise (deep_ep Buffer.num_sms)."""
 UNCONGESTED = 64.0
 """Devices of a job at which a scale-out efficiency is stated: about as many as hang on one set of leaf switches."""
 SHARES = ("efficiency", "attention_efficiency", "elementwise_efficiency", "scale_up_efficiency", "scale_out_efficiency")
@@ -99,9 +101,13 @@ class Footprint(Frozen):
     dropout_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element that attention or an MLP adds to the
     # residual stream: the mask of the dropout before it; 0 without dropout
     expert_inner_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0  # per value that an expert's activation reads
+    combined_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per value that experts send back, kept where scores
+    # weigh it: their gradient needs it; 0 where the experts' activation has weighed it before
     norm_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per element of a norm, beside its input and output
     replicated_embedding: bool = False  # TP leaves the embedding whole
     compute_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per weight, beside the accumulation
+    step_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # per weight that a rank updates: gradients cast
+    # for the step into one block, for which what activations leave free has no place
     released_gradients: bool = False  # a single micro-batch without a pipeline leaves no gradient whole: none is accumulated, and
     # each goes once its shard is reduced
     unsharded_gradient_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # FSDP, of whole gradients between
@@ -111,6 +117,8 @@ class Footprint(Frozen):
     gathered_stages: bool = False  # FSDP leaves the weights of a pipeline's stages gathered between micro-batches, and their
     # gradients whole until the last one
     gradient_buffers: bool = False  # autograd gets a BF16 stand-in for each shape of weight whose gradient a GEMM accumulates
+    cached_weight_bytes: dict[Precision, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}  # by precision, per parameter: a
+    # BF16 weight's casts for the forward and the backward pass, kept over micro-batches; embedding and head are counted too
     source: str = ""
 
 
@@ -141,7 +149,7 @@ class Stack(Frozen):
     cuda_graphs: bool = False
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     flex_backend: Literal["", "deepep", "hybridep"] = ""  # of the flex dispatcher; unset: what most stacks run on the accelerator
-    exchange_sms: PositiveInt = 20  # multiprocessors given to its kernels where those copy by themselves: DeepEP's own default
+    exchange_sms: PositiveInt = EXCHANGE_SMS  # multiprocessors given to its kernels where those copy by themselves
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"  # of tokens on their way to experts; they come back in BF16
     expert_gemms: Literal["grouped", "one by one"] = "grouped"  # in one kernel, or a kernel for each expert
     gradient_bytes: Literal[2, 4] = 4  # of the accumulation buffer

@@ -21,6 +21,7 @@ from .terms import (
 _RINGS = one_of("cp_type", codes(CP_TYPES, "p2p", "allgather", "a2a+p2p"))
 _ALLGATHER, _A2A, _HYBRID = codes(CP_TYPES, "allgather", "a2a", "a2a+p2p")
 _SPLIT_CP = more_than("cp", 1)
+_TE_CP = "TransformerEngine transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
 
 SEQUENCES: tuple[Rule, ...] = (
     Rule(
@@ -64,9 +65,23 @@ SEQUENCES: tuple[Rule, ...] = (
     Rule(
         "C044b",
         "Transformer Engine's all-to-all CP does not replicate KV heads",
-        "TransformerEngine transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py",
+        _TE_CP,
         MEGATRON,
         implies(all_of(_SPLIT_CP, equal("cp_type", _A2A)), divides(product("tp", "cp"), "kv_heads")),
+    ),
+    Rule(
+        "C044d",
+        "Transformer Engine's ring of keys and values has no sliding window",
+        _TE_CP,
+        MEGATRON,
+        implies(all_of(more_than("windows", 0), _SPLIT_CP), one_of("cp_type", (_ALLGATHER, _A2A))),
+    ),
+    Rule(
+        "C044e",
+        "Transformer Engine adds learned sinks where every rank has the whole sequence",
+        f"{_TE_CP}: softmax_type",
+        MEGATRON,
+        implies(all_of(more_than("sinks", 0), _SPLIT_CP), equal("cp_type", _A2A)),
     ),
     Rule(
         "C044c",

@@ -10,10 +10,12 @@ from .rule import Frameworks
 
 
 def codes(vocabulary: tuple[str, ...], *names: str) -> tuple[int, ...]:
+    """The places of names in a vocabulary, which are what its column holds."""
     return tuple(vocabulary.index(name) for name in names)
 
 
 def module(*names: str) -> int:
+    """The bits of recompute modules, one for each."""
     return sum(1 << RECOMPUTE_MODULES.index(name) for name in names)
 
 

@@ -336,7 +336,8 @@ class Reference:
         yield self.activation("experts_act", rows * first, rows * w, mlp.gated, "moe moe_act")
         yield self.gemm("experts_fc2", rows / local, h, w, modules="moe", groups=local)
         back = (Msg("etp", "reduce_scatter", copies, 1, 1), Msg("ep", "combine", sent, 1, 1))
-        yield self.elementwise("unpermute", sorted_bytes, sorted_bytes, modules="moe", messages=back)
+        weighed = self.keeps.combined_bytes * t * mlp.top_k * h  # a rank's own tokens, however full the experts were
+        yield self.elementwise("unpermute", sorted_bytes, sorted_bytes, weighed, "moe", back)
         if mlp.bias:
             # bias·p in FP32; out + that; joined; cast back. Then cast; cast of the output's gradient; two products, each reduced.
             forward = 4 + (2 + 4 + 4) + (4 + 4) + (4 + 2)
@@ -1042,6 +1043,8 @@ class Reference:
             terms["weights"] += BF16 * parameters / (count if self.sharding >= 3 else 1)
             if self.stays_gathered:
                 terms["weights"] += BF16 * parameters
+            if self.keeps.cached_weight_bytes and self.problem.workload.precision == "fp8":
+                terms["weights"] += 2 * parameters  # a byte each way round
             released = self.keeps.released_gradients and m == pp == 1 and self.sharding == 1
             if self.sharding < 2 and not released:
                 terms["gradients"] += (self.stack.gradient_bytes + self.keeps.compute_gradient_bytes) * parameters
@@ -1049,7 +1052,8 @@ class Reference:
                 terms["gradients"] += (self.keeps.unsharded_gradient_bytes or self.sent_gradient) * parameters
             else:
                 terms["gradients"] += self.stack.gradient_bytes * parameters / count
-            states = self.stack.optimizer_bytes * parameters / (count if self.sharding >= 1 else 1)
+            stepping = self.stack.optimizer_bytes + self.keeps.step_gradient_bytes
+            states = stepping * parameters / (count if self.sharding >= 1 else 1)
             terms["optimizer"] += states * (1 - self.offload)
         # Micro-batches in flight; an interleaved stage holds what its order holds of each of its chunks.
         terms["activations"] = 0.0 if vpp > 1 else sum(activations[c] for c in held) * min(pp - stage, m)

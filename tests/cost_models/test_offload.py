@@ -215,8 +215,8 @@ def test_saying_where_to_lets_activations_leave() -> None:
     assert "activations:" in free.plan.layout.offload
     assert "shares 0, 0.25, 0.5, 0.75, 1 of the activations to the pool" in free.certificate.space
     assert "activations stay on the device" in alone.certificate.space
-    assert f"{free.plan.step_time_s:.4g} s" in alone.certificate.space
-    assert alone.certificate.space.endswith("less than the plan: --offload-to pool searches them")
+    assert f"{free.plan.step_time_s:.4g} s" in alone.certificate.beyond[-1]
+    assert alone.certificate.beyond[-1].endswith("less than the plan: --offload-to pool searches them")
 
 
 def test_rules_of_activation_offload() -> None:

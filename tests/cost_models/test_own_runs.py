@@ -18,7 +18,7 @@ from paraplan.cost_models.run_files import read_runs
 from paraplan.cost_models.validation import Outcome, Validation, validate
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.reports.calibration import profile_yaml
-from paraplan.search_spaces.inputs import CATALOG
+from paraplan.search_spaces.loading import CATALOG
 
 Row = dict[str, str]
 JOB = ("--devices", "16", "--global-batch", "128", "--seq-len", "4096", "--stack", "megatron-lm")

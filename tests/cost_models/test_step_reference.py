@@ -211,6 +211,7 @@ CASES = {
         2048,
         {"tp": 4, "pp": 4, "dp": 4, "sequence_parallel": False, "recompute": "full"},
     ),
+    "gradients cast for the step": (*A100, "megatron-deepspeed", "bf16", 2048, {"tp": 8, "pp": 4, "dp": 2, "recompute": "full"}),
     "fsdp of experts": (
         "qwen3-30b-a3b",
         "hgx-h100",

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paraplan.search_spaces import huggingface
 from paraplan.search_spaces.errors import InputError
-from paraplan.search_spaces.huggingface import SPEC_EXAMPLE, from_config, load_model_yaml
+from paraplan.search_spaces.huggingface import SPEC_EXAMPLE, from_config
+from paraplan.search_spaces.loading import load_model
 from paraplan.search_spaces.model import (
     Attention,
     CompressedAttention,
@@ -84,7 +85,7 @@ def config(name: str) -> ModelSpec:
 
 
 def catalog(name: str) -> ModelSpec:
-    return load_model_yaml(CATALOG / f"{name.lower()}.yaml")
+    return load_model(CATALOG / f"{name.lower()}.yaml")
 
 
 def counts(model: ModelSpec) -> tuple[int, int, int, int]:
@@ -368,6 +369,50 @@ def test_null_counts_as_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "normalized"),
+    [
+        ({}, False),  # the configuration class of qwen3_moe
+        ({"norm_topk_prob": True}, True),
+        ({"model_type": "qwen3_vl_moe"}, True),  # its router divides, and has no field for it
+        ({"model_type": "mixtral", "num_local_experts": 8}, True),
+    ],
+)
+def test_weights_of_experts_add_up_to_1_where_the_family_says_so(tmp_path: Path, given: dict[str, Any], normalized: bool) -> None:
+    (kind,) = read(tmp_path, QWEN_MOE | given).kinds.values()
+    assert isinstance(kind.mlp, MoeMlp) and kind.mlp.normalized_top_k == normalized
+
+
+@pytest.mark.parametrize(
+    ("given", "fraction"),
+    [
+        ({}, 1.0),
+        ({"partial_rotary_factor": 0.5}, 0.5),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}}, 0.25),
+        ({"rotary_dim": 8}, 0.5),  # of heads that are 16 wide, as MiniMax says it
+        (
+            QWEN_MOE | {"model_type": "qwen3_5_moe", "layer_types": ["full_attention"] * 4, "shared_expert_intermediate_size": 0},
+            0.25,
+        ),
+    ],
+)
+def test_rotary_embedding_turns_a_part_of_every_head(tmp_path: Path, given: dict[str, Any], fraction: float) -> None:
+    (kind,) = read(tmp_path, LLAMA | given).kinds.values()
+    assert isinstance(kind.mixer, Attention) and kind.mixer.rotary_fraction == fraction
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; it must be at most 1"),
+        ({"rope_parameters": {"partial_rotary_factor": 2}}, "rope_parameters.partial_rotary_factor is 2; it must be at most 1"),
+        ({"rotary_dim": 17}, "rotary_dim is 17; it must be at most the width of a head, 16"),
+    ],
+)
+def test_rotary_embedding_turns_no_more_than_a_head(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    assert words in refusal(tmp_path, LLAMA | given)
+
+
+@pytest.mark.parametrize(
     ("section", "scaled"),
     [
         ({"rope_type": "yarn", "factor": 32.0}, True),
@@ -502,7 +547,7 @@ def test_an_unknown_family_is_refused_with_what_to_write_instead(tmp_path: Path)
     file = tmp_path / "model.yaml"
     file.write_text(SPEC_EXAMPLE)
     assert SPEC_EXAMPLE in message
-    assert load_model_yaml(file).layer_kinds == ("dense", *["moe"] * 31)
+    assert load_model(file).layer_kinds == ("dense", *["moe"] * 31)
 
 
 JSON = st.recursive(
@@ -543,6 +588,6 @@ def test_a_wrong_model_file_is_refused_in_one_sentence(tmp_path: Path, old: str,
     file = tmp_path / "model.yaml"
     file.write_text(SPEC_EXAMPLE.replace(old, new))
     with pytest.raises(InputError) as caught:
-        load_model_yaml(file)
+        load_model(file)
     assert words in str(caught.value) and str(file) in str(caught.value)
     assert "\n" not in str(caught.value)

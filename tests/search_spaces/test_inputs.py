@@ -110,7 +110,7 @@ def test_catalog_cluster_is_usable(name: str) -> None:
     assert rates == sorted(rates, reverse=True)
     latencies = [level.latency_s.value for level in cluster.levels]
     assert latencies == sorted(latencies)
-    assert cluster.failures.restart_s is not None and cluster.storage is not None
+    assert cluster.failures.restart_s is not None and cluster.failures.repair_days is not None and cluster.storage is not None
     known = [cluster.failures.device_per_year, cluster.failures.server_per_year, cluster.failures.supernode_per_year]
     assert any(known)
     published = ("h100" in name and "96gb" not in name) or "a100" in name
@@ -455,7 +455,7 @@ def test_a_problem_says_what_it_assumed() -> None:
     for part in (
         "stack mindspeed-llm (mindspeed-llm core_v0.12.1), the default of atlas-960-superpod",
         "etp = 1",
-        "sequence parallelism is on wherever tp > 1",
+        "sequence parallelism is on wherever tp > 1 and tp·cp divides the sequence",
         "seq_len 8192 is beyond the 4096 positions of tiny",
         "atlas-960-superpod is announced hardware",
         "ascend-960 peak_flops.bf16 = 1e+15 (9e+14 to 1.06e+15): half of the announced FP8 rate",

@@ -11,7 +11,7 @@ from paraplan.cost_models.step import CostModel, same_shape
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import LayoutTable, Split
-from paraplan.search_spaces.row_keys import distinct_rows, row_keys, sorted_rows
+from paraplan.search_spaces.row_keys import distinct_rows, row_keys, sorted_rows, varying
 
 WHOLE = arrays.arrays(np.int64, st.just(24), elements=st.integers(-(1 << 40), 1 << 40) | st.integers(0, 3))
 SHARES = arrays.arrays(np.float64, st.just(24), elements=st.floats(0, 1, allow_nan=False) | st.sampled_from([0.0, 1.0]))
@@ -39,6 +39,16 @@ def test_sorted_rows_lie_by_their_columns_and_equal_ones_as_they_lay(columns: li
     assert order.tolist() == sorted(range(len(rows)), key=rows.__getitem__)
     ordered = [rows[row] for row in order]
     assert begin.tolist() == [place for place, row in enumerate(ordered) if not place or row != ordered[place - 1]]
+
+
+@given(arrays.arrays(np.int64, st.tuples(st.integers(1, 9), st.integers(1, 200)), elements=st.integers(90, 91)))
+def test_wide_rows_are_told_apart_by_what_varies(rows: np.ndarray) -> None:
+    """Also where least values with so many digits behind them pass what an integer holds."""
+    columns = varying(rows)
+    assert all(len(set(column.tolist())) > 1 for column in columns)
+    distinct = {row.tobytes() for row in rows}
+    first, member = distinct_rows([np.zeros(len(rows), dtype=np.int64), *columns])
+    assert len(first) == len(distinct) and (rows[first][member] == rows).all()
 
 
 def test_no_rows_have_no_keys() -> None:

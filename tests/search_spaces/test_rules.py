@@ -48,6 +48,7 @@ DENSE = LayerKind(mixer=Attention(heads=24, kv_heads=8, head_dim=128), mlp=Dense
 EXPERTS = MoeMlp(experts=96, top_k=6, width=768, shared_width=1536)
 SPARSE = {"q_lora_rank": 512, "indexer_heads": 32, "indexer_head_dim": 128, "indexer_topk": 2048}
 MLA = LatentAttention(heads=32, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, **SPARSE)
+WINDOWED = Attention(heads=24, kv_heads=8, head_dim=128, window=128, sinks=True)
 COMPRESSED = CompressedAttention(
     heads=32, head_dim=128, rope_head_dim=64, q_lora_rank=512, o_lora_rank=512, o_groups=4, window=128, compress_ratio=4
 )
@@ -71,6 +72,7 @@ def model(*layers: str, tied: bool = False, mtp: str | None = None, **kinds: Lay
 DENSE_MODEL = model("30*dense", dense=DENSE, tied=True)
 MOE_MODEL = model("2*dense", "10*moe", dense=DENSE, moe=LayerKind(mixer=DENSE.mixer, mlp=EXPERTS))
 MLA_MODEL = model("12*mla", mla=LayerKind(mixer=MLA, mlp=EXPERTS), mtp="mla")
+SINKS_MODEL = model("2*(window dense)", dense=DENSE, window=LayerKind(mixer=WINDOWED, mlp=DENSE.mlp))
 COMPRESSED_MODEL = model("12*c", c=LayerKind(mixer=COMPRESSED, mlp=MoeMlp(experts=320, top_k=6, width=2048, bias=True)))
 HYBRID_MODEL = model("4*(linear mamba dense)", linear=LayerKind(mixer=LINEAR), mamba=LayerKind(mixer=MAMBA), dense=DENSE)
 
@@ -88,6 +90,7 @@ def corpus() -> tuple[Problem, ...]:
         build_problem(MOE_MODEL, "hgx-h100", 64, 48, 96, "megatron-lm-0.12", precision="fp8"),
         build_problem(MLA_MODEL, "cloudmatrix-384", 16, 24, 4096, "mindspeed-llm", fix="offload=none,optimizer_sharding=zero1"),
         build_problem(MLA_MODEL, "hgx-h100", 32, 24, 4096, "torchtitan"),
+        build_problem(SINKS_MODEL, "hgx-h100", 16, 24, 4096, "megatron-bridge"),
         build_problem(COMPRESSED_MODEL, "gb200-nvl72", 216, 64, 60, "deepspeed"),
         build_problem(HYBRID_MODEL, "atlas-800t-a2", 32, 64, 4096, "mindformers", inside="server:tp"),
         build_problem(MOE_MODEL, "hgx-h100", 12, 64, 4096, "nanotron", offload_to="peers"),

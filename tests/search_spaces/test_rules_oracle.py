@@ -425,6 +425,29 @@ def test_torchtitan_has_no_ring() -> None:
     assert broken(problem, cp=4, cp_type="allgather", dp=2, optimizer_sharding="hsdp:2") == {"C013b"}
 
 
+@pytest.mark.parametrize(
+    ("attention", "cp_type", "refused"),
+    [
+        ({"window": 128}, "p2p", {"C044d"}),
+        ({"window": 128}, "allgather", set()),
+        ({"window": 128}, "a2a", set()),
+        ({"window": 128, "chunked": True}, "p2p", set()),  # not a window of Transformer Engine's
+        ({"sinks": True}, "p2p", {"C044e"}),
+        ({"sinks": True}, "allgather", {"C044e"}),
+        ({"window": 128, "sinks": True}, "a2a", set()),
+    ],
+)
+@pytest.mark.parametrize("framework", [ANY_CUT, "megatron-bridge-2025"])
+def test_windows_and_sinks_choose_the_kind_of_cp(
+    framework: str, attention: dict[str, object], cp_type: str, refused: set[str]
+) -> None:
+    """attn_forward_func_with_cp asserts both (TransformerEngine 1.13 to 2.9 for windows, from 2.8 for sinks)."""
+    mixer = Attention.model_validate({"heads": 64, "kv_heads": 8, "head_dim": 64, **attention})
+    model = spec({"dense": LayerKind(mixer=mixer, mlp=DenseMlp(width=24576))}, ("24*dense",))
+    assert broken(on(model, 8, framework, 8), cp=8, cp_type=cp_type) == refused
+    assert not broken(on(model, 8, framework, 8), dp=8, cp_type=cp_type)
+
+
 def test_deepspeed_sequence_groups_and_autotp() -> None:
     d, m = on(dense(), 8, "deepspeed", 8), on(moe(), 8, "deepspeed", 8)
     assert not broken(d, cp=2, cp_type="a2a", dp=4)
