@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ...cost_models.memory import GIB
-from ...cost_models.profile import load_profile
 from ...cost_models.step import CostModel
-from ...search_spaces.choices import PRICED_CP_TYPES
 from ...search_spaces.cluster import ClusterSpec
-from ...search_spaces.degraded import spreads
 from ...search_spaces.errors import Infeasible
-from ...search_spaces.inputs import OF_THE_SEARCH, load_cluster, stands_in
+from ...search_spaces.inputs import OF_THE_SEARCH, load_cluster
 from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import model_constants
 from ...search_spaces.stack import Stack
-from ..assumptions import assumptions
-from ..evaluation import evaluate, price_layout, switched
-from ..leftover import lies_as, on, over, words_of
+from ..evaluation import evaluate, price_layout
+from ..leftover import over
 from ..planner import plan
 from ..readers import Finding, Job, read_job
 from ..readers.options import may_shape_the_model
 from ..readers.spelling import overlap_spelled
 from ..readers.splits import uneven_remedy
-from ..reports.wording import seconds
 from ..result import PricedLayout
 from ..waterfall import changed_columns, term_bars, waterfall
 from .advice import advice
 from .changes import changes, nearest_words, proposed, told_together, with_shares
-from .checked import Change, Checked, Fit, Mended
-from .job_layout import filled, given_of, laid_out, model_of, stack_of, with_asked_mtp, with_recipe
-from .known import Known, known_of
-from .legality import Broken, broken_rules, left_to_recipe, not_judged
-from .mending import breaking_term, mends, recut
+from .checked import Change, Checked
+from .costing import SAME, Cost, Given, costed
+from .job_layout import filled, given_of
+from .known import Known
+from .legality import Broken, broken_rules, not_judged
 from .nearby import TRAINED, Changed, nearest
-from .problem_of import levels_left_out, problem_of, search_limits
+from .problem_of import search_limits
+from .subject import Subject, on_ascend, subject_of
 from .tolerance import Tolerance, judge
 
 Progress = Callable[[str, float], None]
 MENDED_BY_COLUMNS = frozenset({"C007", "C008", "C029", "C060", "C061", "C063a", "C071", "C072", "C023", "C040"})
 """Rules that a reader finds broken and that other degrees, stages or batches can mend."""
-SAME = 1e-3
-"""Share of the step below which another layout is not faster."""
 SIZES = {
     "layers": "decoder layers:",
     "mtp_layers": "MTP layers:",
@@ -90,110 +83,77 @@ def check(
     machine = load_cluster(cluster) if cluster is not None else None
     job = config if isinstance(config, Job) else read_job(config, form=form, devices=devices, variables=variables)
     if not isinstance(config, Job) and (job.format, stack, framework, framework_version) == ("megatron-lm", None, None, None):
-        job = _on_ascend(job, machine, config, devices, variables)
+        job = on_ascend(job, machine, config, devices, variables)
     job = filled(job, devices, global_batch, seq_len, precision, vocab_size)
-    machine = machine or (job.problem.cluster if job.problem else None)
-    spec, said_of_mtp = with_asked_mtp(job, model_of(job, model))
-    software = stack_of(job, machine, stack, framework, framework_version)
-    if software is not None and software.framework == job.format:
-        job = replace(job, version=software.version)
-    job, left_open = with_recipe(job, spec)
-    said_of_version = stands_in(software, framework_version) if software is not None else ()
-    layout, dp, split, cut_wrong = laid_out(job, spec, software)
-    known = known_of(job, layout, dp, split, spec, software, machine)
-    known = replace(known, rules=tuple(rule for rule in known.rules if not left_open or rule.id != "C060"))
-    unsettled = left_to_recipe(known, job)
-    known = replace(known, rules=tuple(rule for rule in known.rules if rule.id not in unsettled))
-    left_open += tuple(f"{rule} needs {', '.join(names)}, which recipe {job.recipe} may set" for rule, names in unsettled.items())
-    broken = [*_as_broken((*job.findings, *cut_wrong)), *_with_uneven(broken_rules(known), known, job.findings)]
-    near = _nearest(job, known, broken)
-    mtp = (spec.mtp.layers if spec.mtp else 0) if spec is not None else job.sizes.get("mtp_layers", 0)
-    made = [proposed(job, layout, change, known.dp_follows, known.values.get("layers"), mtp) for change in near]
-    lacking = ", ".join(_missing(job, spec, machine, software))
-    missing = [*_other_training(job), *([f"Memory and time need {lacking}."] if lacking else [])][:1]
-    unpriced = [*missing, *_unpriceable(job, layout, dp, broken)]
-    said = [*job.assumptions, *said_of_mtp, *said_of_version]
-    problem = priced = found = curves = None
-    if spec is not None and machine is not None and software is not None and not missing:
-        problem = problem_of(job, spec, machine, software, memory_margin, expert_imbalance, vocab_size)
-        said += levels_left_out(job.problem, machine)
-        curves = load_profile(machine.accelerator.name, profile)
-        said += [each for each in assumptions(problem, curves, profile) if each not in (*said, *OF_THE_SEARCH)]
-    if problem is not None and not unpriced:
-        try:
-            problem, priced, lies = _where_fastest(problem, layout, profile)
-            priced = over(priced, problem.devices + job.left_out)
-            said += lies or lies_as(problem, job.problem)
-        except Infeasible as error:
-            unpriced += error.reasons or (error.summary,)
-    cost = CostModel(problem, curves) if problem is not None and curves is not None else None
-    fit = _fit(job, CostModel(switched(problem, layout), curves), priced) if problem and curves and priced else None
+    subject = subject_of(job, model, machine, stack, framework, framework_version)
+    known, layout = subject.known, subject.layout
+    found_wrong = (*subject.job.findings, *subject.cut_wrong, *subject.beyond_device)
+    broken = [*_as_broken(found_wrong), *_with_uneven(broken_rules(known), known, subject.job.findings)]
+    near = _near(subject, broken)
+    cost = costed(subject, broken, Given(memory_margin, expert_imbalance, vocab_size, profile))
+    problem, said = cost.problem, [*subject.said, *cost.said]
+    found = None
     if best and problem is not None:
         found = _best(problem, profile, time_limit_s, progress)
         taken = (*(each for each in problem.assumptions if each in OF_THE_SEARCH), *search_limits(problem))
         said += [f"in the search for the best layout, {each}" for each in taken]
-    start = priced
-    if priced is None and problem is not None:
-        start = _nearest_priced(problem, near, made, profile)
-    fine = not broken and fit is not None and fit.over_gib <= 0
-    way = _way(job, problem, cost, start, layout, found, fine)
-    tolerance = _tolerance(job, machine, priced, problem, checkpoint_save_time_s, lacking or "a layout that has a price")
+    beside = None if cost.priced is not None or problem is None else _nearest_priced(problem, near, profile)
+    fine = not broken and cost.fit is not None and cost.fit.over_gib <= 0
+    way = _way(subject, cost, cost.priced or beside, found, fine)
+    tolerance = _tolerance(subject, cost, checkpoint_save_time_s)
     broken += tolerance.broken if tolerance else ()
     said += tolerance.assumptions if tolerance else ()
-    legal = not broken if known.judged or broken else None
     return Checked(
-        paraplan=version("paraplan"),
-        format=job.format,
-        framework=job.framework or (software.framework if software else None),
-        stack=software.name if software else None,
-        model=spec.name if spec else job.model_name,
-        cluster=machine.name if machine else None,
-        accelerator=machine.accelerator.name if machine else None,
-        devices=job.devices + job.left_out if job.devices is not None else None,
-        idle=max(0, (job.devices or 0) + job.left_out - layout.devices) if job.problem is not None else 0,
-        global_batch=job.global_batch,
-        seq_len=job.seq_len,
+        **_named(subject),
         problem=problem,
-        given=given_of(job, layout, dp),
-        stages=split.counts if split else (),
-        mtp=split.beyond(known.values["layers"]) if split else (),
-        ok=not broken and (fit is None or fit.over_gib <= 0),
-        legal=legal,
+        given=given_of(subject.job, layout, subject.dp),
+        stages=subject.split.counts if subject.split else (),
+        mtp=subject.split.beyond(known.values["layers"]) if subject.split else (),
+        ok=not broken and (cost.fit is None or cost.fit.over_gib <= 0),
+        legal=not broken if known.judged or broken else None,
         broken=tuple(broken),
-        nearest=tuple(nearest_words(job, layout, change, each) for change, each in zip(near, made, strict=True)),
-        nearest_columns=tuple(near),
+        nearest=tuple(nearest_words(subject.job, layout, change, each) for change, each in near),
+        nearest_columns=tuple(change for change, _ in near),
         advice=(
-            *_other_model(job, spec, model),
-            *_other_supernode(job, machine),
-            *(each.sentence for each in job.advice),
-            *advice(job, known, machine, problem, layout),
+            *_other_model(subject.job, subject.model, model),
+            *_other_supernode(subject.job, subject.cluster),
+            *(each.sentence for each in subject.job.advice),
+            *advice(subject.job, known, subject.cluster, problem, layout),
         ),
         judged=len(known.judged),
-        not_judged=(*not_judged(known), *left_open),
-        doubts=job.doubts if model is None else (),
-        unmodelled=job.unmodelled,
-        unpriced=tuple(dict.fromkeys(unpriced)),
-        fit=fit,
-        priced=priced,
-        nearest_priced=start if priced is None else None,
+        not_judged=(*not_judged(known), *subject.left_open),
+        doubts=subject.job.doubts if model is None else (),
+        unpriced=tuple(dict.fromkeys(cost.unpriced)),
+        fit=cost.fit,
+        priced=cost.priced,
+        nearest_priced=beside,
         fault_tolerance=tolerance.model_copy(update={"broken": ()}) if tolerance else None,
         assumptions=tuple(dict.fromkeys(said)),
-        unknown=tuple(each for each in job.unknown if not may_shape_the_model(each)),
-        may_change_model=tuple(each for each in job.unknown if may_shape_the_model(each)),
-        unresolved=job.unresolved,
         **way,
     )
 
 
-def _on_ascend(
-    job: Job, machine: ClusterSpec | None, config: str | Path, devices: int | None, variables: Mapping[str, str] | None
-) -> Job:
-    """A job of Megatron-LM as what runs its script there reads it: Megatron-LM itself runs on GPUs. ms-swift runs on both."""
-    if machine is None or machine.accelerator.vendor != "huawei" or job.stack is not None:
-        return job
-    said = f"run by MindSpeed-LLM: Megatron-LM itself does not run on {machine.accelerator.name}"
-    again = read_job(config, form="mindspeed-llm", devices=devices, variables=variables)
-    return replace(again, assumptions=(said, *again.assumptions))
+def _named(subject: Subject) -> dict[str, Any]:
+    """What the job is and runs on, and what of it could not be read or is not modelled."""
+    job, stack, cluster = subject.job, subject.stack, subject.cluster
+    used = subject.layout.devices
+    return {
+        "paraplan": version("paraplan"),
+        "format": job.format,
+        "framework": job.framework or (stack.framework if stack else None),
+        "stack": stack.name if stack else None,
+        "model": subject.model.name if subject.model else job.model_name,
+        "cluster": cluster.name if cluster else None,
+        "accelerator": cluster.accelerator.name if cluster else None,
+        "devices": job.devices + job.left_out if job.devices is not None else None,
+        "idle": max(0, (job.devices or 0) + job.left_out - used) if job.problem is not None else 0,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
+        "unmodelled": job.unmodelled,
+        "unknown": tuple(each for each in job.unknown if not may_shape_the_model(each)),
+        "may_change_model": tuple(each for each in job.unknown if may_shape_the_model(each)),
+        "unresolved": job.unresolved,
+    }
 
 
 def _as_broken(findings: Iterable[Finding]) -> Iterator[Broken]:
@@ -216,6 +176,13 @@ def _with_uneven(broken: Sequence[Broken], known: Known, found: Sequence[Finding
         yield each.model_copy(update={"sentence": f"{each.sentence[:-1]}, as would {remedy}."}) if remedy else each
 
 
+def _near(subject: Subject, broken: Sequence[Broken]) -> list[tuple[Changed, Layout]]:
+    """The nearest legal changes with the layouts that they make."""
+    job, known, layers = subject.job, subject.known, subject.known.values.get("layers")
+    near = _nearest(job, known, broken)
+    return [(each, proposed(job, subject.layout, each, known.dp_follows, layers, subject.mtp_layers)) for each in near]
+
+
 def _nearest(job: Job, known: Known, broken: Sequence[Broken]) -> list[Changed]:
     """Legal changes of columns; none where something else is wrong that no column mends."""
     if not broken or any(each.rule not in MENDED_BY_COLUMNS for each in job.findings):
@@ -233,90 +200,6 @@ def _steps(values: Mapping[str, int]) -> int | None:
     return values["global_batch"] // each if values["global_batch"] % each == 0 else None
 
 
-# --- what it costs -----------------------------------------------------------------------------------------------------------
-
-
-def _other_training(job: Job) -> Iterator[str]:
-    """Training that no price is for, in one sentence."""
-    if job.unmodelled:
-        asked = " and ".join(job.unmodelled)
-        yield f"Memory and time: the job {asked}; what is modelled trains every parameter on whole sequences."
-
-
-def _missing(job: Job, model: ModelSpec | None, cluster: ClusterSpec | None, stack: Stack | None) -> list[str]:
-    """What is not known and a price needs."""
-    why = f"; {job.no_model}" if job.no_model else ""
-    inputs = {
-        f"a model (MODEL{', or --vocab-size for the one that it describes' if job.with_vocabulary else why})": model,
-        "a cluster (--cluster)": cluster,
-        "a framework (--framework or --stack)": stack,
-        "the number of devices (--devices)": job.devices,
-        "the global batch (--global-batch)": job.global_batch,
-        "the sequence length (--seq-len)": job.seq_len,
-    }
-    return [name for name, value in inputs.items() if value is None]
-
-
-def _unpriceable(job: Job, layout: Layout, dp: int | None, broken: Sequence[Broken]) -> Iterator[str]:
-    """What leaves nothing to price, in sentences."""
-    if layout.cp > 1 and layout.cp_type not in PRICED_CP_TYPES:
-        yield f"cp_type {layout.cp_type} is not priced; {', '.join(PRICED_CP_TYPES)} are."
-    if job.devices is not None and dp is None:
-        yield "A layout that does not divide its devices has no price."
-    elif job.devices is not None and layout.devices > job.devices:
-        yield f"A layout of {layout.devices:,} devices has no price on {job.devices:,}."
-    elif any(each.rule in ("C060", "C061", "C062", "C063", "C063a", "C071", "C072", "C074", "C075b") for each in broken):
-        yield "A layout whose stages cannot be cut has no price."
-    elif any(each.rule == "C002" for each in broken):
-        yield "A layout whose expert grid does not fit its devices has no price."
-
-
-def _fit(job: Job, cost: CostModel, priced: PricedLayout) -> Fit:
-    """Whether the fullest stage fits, and what mends it where that is not sure."""
-    memory = priced.memory
-    stage, term, term_gib = breaking_term(priced)
-    free = memory.capacity_gib - cost.problem.cluster.context_bytes.value / GIB
-    helps = mends(cost, priced) if memory.peak_gib > free else ()
-    if job.split.free:
-        helps = tuple(mend for mend in (recut(cost, priced, mend) for mend in helps) if mend.peak_gib <= free)
-    return Fit(
-        verdict=memory.verdict,
-        stage=stage,
-        peak_gib=memory.peak_gib,
-        free_gib=free,
-        over_gib=memory.peak_gib - free,
-        term=term,
-        term_gib=term_gib,
-        mends=tuple(
-            Mended(
-                changes=_words(changes(job, priced.layout, mend.layout, mend.columns)),
-                peak_gib=mend.peak_gib,
-                step_time_s=mend.step_time_s,
-                slower=mend.slower,
-                verdict="fits" if mend.surely else "unsure",
-            )
-            for mend in helps
-        ),
-    )
-
-
-def _words(found: Iterable[Change]) -> tuple[tuple[str, str], ...]:
-    return tuple((each.before, each.after) for each in found)
-
-
-def _where_fastest(problem: Problem, layout: Layout, profile: str | None) -> tuple[Problem, PricedLayout, tuple[str, ...]]:
-    """The problem with its devices as it says they lie, or as the layout is fastest; its price, and what that takes for granted."""
-    said = [problem] if problem.per_supernode else []
-    lying = said or [on(problem, *each) for each in spreads(problem.cluster, problem.devices) if each[0] == problem.devices]
-    priced = [evaluate(each, layout, profile=profile, replayed=False)[0] for each in lying]
-    steps = [each.step_time_s for each in priced]
-    place = steps.index(min(steps))
-    if steps[place] > steps[0] * (1.0 - SAME):
-        return problem, priced[0], ()
-    own, usual = (words_of(each) for each in (lying[place], lying[0]))
-    return lying[place], priced[place], (f"the devices are {own}: with {usual} the job takes {seconds(steps[0])}",)
-
-
 def _best(problem: Problem, profile: str | None, time_limit_s: float | None, progress: Progress | None) -> Any:
     """The best plan of the problem, or the Infeasible that says why there is none."""
     try:
@@ -325,9 +208,9 @@ def _best(problem: Problem, profile: str | None, time_limit_s: float | None, pro
         return error
 
 
-def _nearest_priced(problem: Problem, near: Sequence[Changed], made: Sequence[Layout], profile: str | None) -> PricedLayout | None:
+def _nearest_priced(problem: Problem, near: Sequence[tuple[Changed, Layout]], profile: str | None) -> PricedLayout | None:
     """The nearest legal layout of a job that has no price itself, priced; None where it changes the problem or has no price."""
-    for change, layout in zip(near, made, strict=True):
+    for change, layout in near:
         if change.keys() & TRAINED:
             continue
         try:
@@ -337,29 +220,22 @@ def _nearest_priced(problem: Problem, near: Sequence[Changed], made: Sequence[La
     return None
 
 
-def _way(
-    job: Job,
-    problem: Problem | None,
-    cost: CostModel | None,
-    priced: PricedLayout | None,
-    layout: Layout,
-    found: Any,
-    fine: bool,
-) -> dict[str, Any]:
+def _way(subject: Subject, cost: Cost, priced: PricedLayout | None, found: Any, fine: bool) -> dict[str, Any]:
     """The best layout and the way to it, in the format's words, largest gain first; none from a job that is `fine` and as fast."""
+    job, layout, problem = subject.job, subject.layout, cost.problem
     if found is None or problem is None:
         return {}
     if isinstance(found, Infeasible):
         return {"best_status": " ".join((found.summary, *found.reasons))}
     best = over(found.plan, problem.devices + job.left_out)
     way: dict[str, Any] = {"best": best, "certificate": found.certificate, "best_status": found.certificate.status}
-    if priced is None or cost is None:
+    if priced is None or cost.model is None:
         return {**way, "changes": changes(job, layout, best.layout, changed_columns(problem, layout, best.layout))}
     faster = 1.0 - best.step_time_s / priced.step_time_s
     if faster < SAME and fine:
         return {**way, "faster": faster}
-    hidden, shown = _overlapped(job, problem, cost, priced)
-    walk = waterfall(cost, hidden, best)
+    hidden, shown = _overlapped(job, cost.model, priced)
+    walk = waterfall(cost.model, hidden, best)
     walk = walk.model_copy(update={"difference_s": best.step_time_s - priced.step_time_s, "terms": term_bars(priced, best)})
     # from the job itself, also where the walk starts from the nearest legal layout
     decided = (each.column for each in walk.decisions)
@@ -369,9 +245,9 @@ def _way(
     return {**way, "faster": faster, "waterfall": walk, "changes": tuple(found_changes)}
 
 
-def _overlapped(job: Job, problem: Problem, cost: CostModel, priced: PricedLayout) -> tuple[PricedLayout, list[Change]]:
+def _overlapped(job: Job, cost: CostModel, priced: PricedLayout) -> tuple[PricedLayout, list[Change]]:
     """The job with everything hidden behind compute that its stack can hide, and what switching that on brings."""
-    stack = problem.stack.overlap
+    stack = cost.problem.stack.overlap
     off = [name for name in job.exposed if getattr(stack, name) > 0]
     if not off:
         return priced, []
@@ -401,14 +277,9 @@ def _other_supernode(job: Job, cluster: ClusterSpec | None) -> Iterator[str]:
         yield f"the job has {job.supernode_size} accelerators in a supernode, a {cluster.supernode} of {cluster.name} has {size}"
 
 
-def _tolerance(
-    job: Job,
-    cluster: ClusterSpec | None,
-    priced: PricedLayout | None,
-    problem: Problem | None,
-    save_s: float | None,
-    unpriced: str,
-) -> Tolerance | None:
+def _tolerance(subject: Subject, cost: Cost, save_s: float | None) -> Tolerance | None:
+    """The job's fault tolerance judged; its states go to the host at the link's rate at the fastest."""
+    job, priced, problem = subject.job, cost.priced, cost.problem
     if job.fault_tolerance is None:
         return None
     least = None
@@ -416,7 +287,8 @@ def _tolerance(
         fullest = max(priced.memory.stages, key=lambda each: each.peak_gib).terms_gib
         states = fullest.get("weights", 0.0) + fullest.get("optimizer", 0.0)
         least = states * GIB / problem.cluster.host_link.bandwidth_bytes_per_s.value
-    return judge(job.fault_tolerance, cluster, job.devices, priced.step_time_s if priced else None, save_s, least, unpriced)
+    step_s, unpriced = priced.step_time_s if priced else None, cost.lacking or "a layout that has a price"
+    return judge(job.fault_tolerance, subject.cluster, job.devices, step_s, save_s, least, unpriced)
 
 
-__all__ = ["Change", "Checked", "Fit", "Mended", "check"]
+__all__ = ["Change", "Checked", "check"]

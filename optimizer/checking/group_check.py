@@ -171,52 +171,44 @@ def _world(groups: Mapping[str, Sequence[Sequence[int]]], sizes: Mapping[str, in
 def _judged(
     name: str, lists: Sequence[Sequence[int]], world: int, sizes: Mapping[str, int], cluster: ClusterSpec | None
 ) -> GroupsOf:
+    """The groups of one dimension, held to what the layout's degrees ask of them."""
     counts = Counter(rank for group in lists for rank in group)
-    found = Counter(len(group) for group in lists)
     size = sizes.get(name)
-    groups = world // size if size and world % size == 0 else None
     missing = sorted(set(range(world)) - counts.keys())
     doubled = sorted(rank for rank, count in counts.items() if count > 1)
     outside = sorted(rank for rank in counts if rank >= world)
-    return GroupsOf(
+    found = GroupsOf(
         dimension=name,
         groups=len(lists),
-        sizes=dict(sorted(found.items())),
+        sizes=dict(sorted(Counter(map(len, lists)).items())),
         touched=sum(rank < world for rank in counts),
         missing=len(missing),
         doubled=len(doubled),
-        expected_groups=groups,
+        expected_groups=world // size if size and world % size == 0 else None,
         expected_size=size,
         expected_stride=_stride(name, sizes),
-        broken=tuple(_sentences(name, lists, found, size, groups, missing, doubled, outside, world, sizes, cluster)),
     )
+    broken = [*_misshapen(found), *_misplaced(name, world, missing, doubled, outside)]
+    if name in ("tp", "etp") and cluster is not None:
+        broken += _leaving(name, lists, cluster, world)
+    return found.model_copy(update={"broken": tuple(broken)})
 
 
-def _sentences(
-    name: str,
-    lists: Sequence[Sequence[int]],
-    found: Counter[int],
-    size: int | None,
-    groups: int | None,
-    missing: Sequence[int],
-    doubled: Sequence[int],
-    outside: Sequence[int],
-    world: int,
-    sizes: Mapping[str, int],
-    cluster: ClusterSpec | None,
-) -> Iterator[str]:
-    """What is wrong with the groups of one dimension."""
-    had = ", ".join(f"{wording.count(count, 'group')} of {length}" for length, count in sorted(found.items())) or "no groups"
-    if size is not None and groups is not None and set(found) != {size}:
-        stride = _stride(name, sizes)
-        right = f"{wording.count(groups, 'group')} of {size}" + (
-            f", ranks {stride} apart" if stride and stride > 1 and size > 1 else ""
-        )
-        yield f"{name}: {had}; it should be {right}."
-    elif size is not None and groups is not None and len(lists) != groups:
+def _misshapen(found: GroupsOf) -> Iterator[str]:
+    """Groups of another size or number than the layout's, or of several sizes."""
+    name, size, groups, stride = found.dimension, found.expected_size, found.expected_groups, found.expected_stride
+    had = ", ".join(f"{wording.count(count, 'group')} of {length}" for length, count in found.sizes.items()) or "no groups"
+    if size is not None and groups is not None and found.sizes.keys() != {size}:
+        apart = f", ranks {stride} apart" if stride and stride > 1 and size > 1 else ""
+        yield f"{name}: {had}; it should be {wording.count(groups, 'group')} of {size}{apart}."
+    elif size is not None and groups is not None and found.groups != groups:
         yield f"{name}: {had}; it should be {wording.count(groups, 'group')} of {size}."
-    elif len(found) > 1:
+    elif len(found.sizes) > 1:
         yield f"{name}: groups differ in size: {had}."
+
+
+def _misplaced(name: str, world: int, missing: Sequence[int], doubled: Sequence[int], outside: Sequence[int]) -> Iterator[str]:
+    """Ranks in no group, in several, and beyond the job's."""
     if missing:
         touched = f"{world - len(missing):,} are touched"
         yield f"{name}: {len(missing):,} of {world:,} ranks are in no group ({_shown(missing)}); {touched}."
@@ -224,8 +216,6 @@ def _sentences(
         yield f"{name}: {wording.count(len(doubled), 'rank')} in more than one group or twice in one ({_shown(doubled)})."
     if outside:
         yield f"{name}: {wording.count(len(outside), 'rank')} beyond the job's {world:,} ({_shown(outside)})."
-    if name in ("tp", "etp") and cluster is not None:
-        yield from _leaving(name, lists, cluster, world)
 
 
 def _leaving(name: str, lists: Sequence[Sequence[int]], cluster: ClusterSpec, world: int) -> Iterator[str]:

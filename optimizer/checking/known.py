@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...search_spaces.cluster import ClusterSpec
-from ...search_spaces.conditions import at_most, divides, equal
+from ...search_spaces.conditions import Condition, at_most, divides, equal
 from ...search_spaces.expressions import Words, evaluate, names_in, product
 from ...search_spaces.layout import COLUMNS, Layout, LayoutTable, Split, parse_offload
 from ...search_spaces.limits import offload_rules, stack_rules
@@ -62,27 +62,15 @@ class Known:
         return tuple(rule for rule in self.judged if not rule.condition.mask(self.values))
 
 
-GRID_FOLLOWS = Rule(
-    "C001",
-    "dp is what tp·cp·pp leave of the devices, in whole replicas",
-    PARALLEL_STATE,
-    "arithmetic",
-    divides(product("tp", "cp", "pp"), "devices"),
-)
-GRID_GIVEN = Rule(
-    "C001",
-    "the degrees of the grid multiply to the devices of the job",
-    PARALLEL_STATE,
-    "arithmetic",
-    equal(product("tp", "cp", "pp", "dp"), "devices"),
-)
-GRID_WITHIN = Rule(
-    "C001",
-    "the degrees of the grid multiply to no more than the devices of the job",
-    PARALLEL_STATE,
-    "arithmetic",
-    at_most(product("tp", "cp", "pp", "dp"), "devices"),
-)
+def _grid(sentence: str, condition: Condition) -> Rule:
+    return Rule("C001", sentence, PARALLEL_STATE, "arithmetic", condition)
+
+
+REPLICA, GRID = product("tp", "cp", "pp"), product("tp", "cp", "pp", "dp")
+GRID_FOLLOWS = _grid("dp is what tp·cp·pp leave of the devices, in whole replicas", divides(REPLICA, "devices"))
+GRID_GIVEN = _grid("the degrees of the grid multiply to the devices of the job", equal(GRID, "devices"))
+GRID_WITHIN = _grid("the degrees of the grid multiply to no more than the devices of the job", at_most(GRID, "devices"))
+"""The grid of a job that leaves dp open, of one that names it, and of a plan, which may leave devices idle."""
 TP_INSIDE = Rule(
     "C141",
     "TP talks in every layer and belongs inside the scale-up domain",
@@ -178,7 +166,7 @@ def _binding(job: Job, layout: Layout, stack: Stack | None, cluster: ClusterSpec
     """The rules that bind a job: the rulebook's for its framework, its grid's, TP inside a supernode where it names those, what its
     stack offers, and those of activations that it offloads.
     """
-    grid = GRID_WITHIN if job.problem is not None else GRID_GIVEN  # a plan may leave devices idle
+    grid = GRID_WITHIN if job.problem is not None else GRID_GIVEN
     yield grid if "dp" in job.degrees else GRID_FOLLOWS
     if job.supernode_size is not None:
         yield TP_INSIDE

@@ -25,6 +25,7 @@ from .nearby import MOVING, VARIED, WORDED, can_be_met, meeting, reached, told, 
 MODEL_NAMES = frozenset(
     {"layers", "mtp_layers", "blocks", "heads", "kv_heads", "kv_heads_multiple", "linear_heads", "state_groups", "mlp_width", "mla"}
     | {"experts", "expert_width", "shared_width", "indexer", "compressed", "tied", "most_chunks", "placed_blocks", "split_form"}
+    | {"windows", "sinks"}
 )
 STACK_NAMES = frozenset(
     {"kv_replication", "expert_tensor_parallel", "optimizer_can_offload", "recompute_block", "splits_free", "splits_first_last"}

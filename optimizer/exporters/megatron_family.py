@@ -98,7 +98,7 @@ def with_load(left: Mapping[str, Variable]) -> list[tuple[str, Variable]]:
 
 
 def model_notes(asked: MegatronRequest) -> list[str]:
-    """What a ModelSpec does not record, and the script therefore takes for granted."""
+    """What a ModelSpec does not record, and the script therefore takes for granted, and what training hangs on."""
     notes = [
         f"the MLP's activation is taken to be {'SwiGLU' if asked.architecture.gated else 'GELU'} and dropout to be off; rope "
         "scaling, initialisation and the optimizer's settings are the framework's defaults unless you set them"
@@ -107,6 +107,13 @@ def model_notes(asked: MegatronRequest) -> list[str]:
         notes.append(
             "the plan's price has YaRN's scaling of queries and keys, and the options say plain rope: where your release takes it, "
             "set the position embedding to yarn, with the factors of rope_scaling in the model's config.json"
+        )
+    if asked.stack.gradient_bytes != 4 and asked.precision != "fp16":
+        setting = asked.speaks.set("gradients_bf16")
+        notes.append(
+            f"gradients accumulate and are reduced in bf16 ({' = '.join(setting.words)}), which is what the plan's stack "
+            f"{asked.stack.name} was priced with; where nothing is said the framework takes fp32, which needs twice the memory of "
+            "two bytes and loses nothing in sums"
         )
     vocabulary, padded = vocabulary_sizes(asked)
     if padded != vocabulary:

@@ -122,6 +122,7 @@ def _unknown_details(
         yield "it has no final norm"
     if any(isinstance(mixer, Attention) and mixer.qk_norm == "width" for mixer in attentions):
         yield "queries and keys are normalised over the whole projection; Megatron does so per head"
+    yield from _unknown_routing([mlp for mlp in mlps if isinstance(mlp, MoeMlp)])
     if any(isinstance(mixer, LatentAttention) and (mixer.qkv_bias or mixer.out_bias) for mixer in attentions):
         yield "its latent attention has biases"
     biases = {(mixer.qkv_bias, mixer.out_bias, mlp.bias) for mixer in attentions for mlp in mlps if isinstance(mixer, Attention)}
@@ -131,6 +132,14 @@ def _unknown_details(
         yield f"its MTP layer repeats kind {spec.mtp.kind!r}; Megatron repeats the last layer, {spec.layer_kinds[-1]!r}"
     if spec.mtp and spec.mtp.norms != 3:
         yield f"its MTP layer has {spec.mtp.norms} norms where Megatron builds 3"
+
+
+def _unknown_routing(mixtures: Sequence[MoeMlp]) -> Iterator[str]:
+    """Megatron-Core's moe_utils.py: sigmoids of several experts are always divided by their sum, that of one never."""
+    if any(moe.top_k > 1 and moe.score_function != "softmax" and not moe.normalized_top_k for moe in mixtures):
+        yield "weights of a token's experts are sigmoids as they are (normalized_top_k: false); Megatron divides them by their sum"
+    if any(moe.top_k == 1 and moe.normalized_top_k for moe in mixtures):
+        yield "its one expert a token weighs 1 whatever the router says; Megatron gives it its score: say normalized_top_k: false"
 
 
 # --- settings ----------------------------------------------------------------------------------------------------------------
@@ -219,6 +228,8 @@ def attention_settings(asked: MegatronRequest) -> Settings:
         settings += [put(name, getattr(mixer, name)) for name in sizes]
         return [*settings, put("qk_norm")]  # MLA's norms on the latents hang on this setting
     settings = [put("head_dim", mixer.head_dim)]
+    if mixer.rotary_fraction != 1.0:
+        settings.append(put("rotary_fraction", mixer.rotary_fraction))
     if mixer.kv_heads != mixer.heads:
         settings += [put("grouped_query")] if asked.speaks.has("grouped_query") else []
         settings.append(put("kv_heads", mixer.kv_heads))
@@ -239,6 +250,7 @@ def router_settings(moe: MoeMlp, speaks: Dialect) -> Settings:
         top_k=moe.top_k,
         expert_width=moe.width,
         score_function=moe.score_function,
+        pre_softmax=moe.score_function == "softmax" and not moe.normalized_top_k,
         shared_width=moe.shared_width or None,
         shared_gate=moe.shared_gate,
         latent_size=moe.latent_size,

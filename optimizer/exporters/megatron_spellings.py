@@ -88,6 +88,7 @@ MEGATRON_LM: dict[str, tuple[Spelling, ...]] = {
     "ffn_width": (Spelling("--ffn-hidden-size"),),
     "max_positions": (Spelling("--max-position-embeddings"),),
     "positions": (Spelling("--position-embedding-type"),),
+    "rotary_fraction": (Spelling("--rotary-percent"),),  # of 1, whatever its name
     "norm": (Spelling("--normalization", values={"rms": "RMSNorm", "layer": "LayerNorm"}),),
     "gated": (Spelling("--swiglu"),),
     "quick_gated": (Spelling("--quick-geglu", since=(0, 15)),),
@@ -131,6 +132,7 @@ MEGATRON_LM: dict[str, tuple[Spelling, ...]] = {
     "shared_gate": (Spelling("--moe-shared-expert-gate", since=(0, 16)),),
     "latent_size": (Spelling("--moe-latent-size", since=(0, 16)),),
     "score_function": (Spelling("--moe-router-score-function", values_since={"sqrtsoftplus": (0, 18)}),),
+    "pre_softmax": (Spelling("--moe-router-pre-softmax"),),  # of all experts, not of the chosen ones alone
     "expert_bias": (Spelling("--moe-router-enable-expert-bias"),),
     "routing_groups": (Spelling("--moe-router-num-groups"),),
     "routing_groups_topk": (Spelling("--moe-router-group-topk"),),

@@ -176,6 +176,8 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"MindSpore Transformers trains on Ascend, not on {asked.problem.cluster.accelerator.name}"
     if _architecture(spec) is None:
         yield f"{spec.name} is built neither as DeepSeek-V3 nor as Qwen3, which are what it trains"
+    if turned := {mixer.rotary_fraction for kind in spec.kinds.values() if isinstance(mixer := kind.mixer, Attention)} - {1.0}:
+        yield f"rotary embedding turns {min(turned):g} of a head: its training graphs turn all of it"
     if layout.cp > 1 and layout.cp_type == "a2a+p2p" and layout.cp % 2:
         yield f"cp_type a2a+p2p with cp {layout.cp}: it needs an even cp"
     if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved", "zb-v"):
@@ -383,6 +385,7 @@ def _experts(architecture: str, moe: MoeMlp, kinds: list[LayerKind]) -> dict[str
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_score_function": moe.score_function,
         "moe_router_enable_expert_bias": moe.router_expert_bias,
+        "norm_topk_prob": moe.normalized_top_k,
         "routed_scaling_factor": moe.routed_scaling_factor,
     }
     if not latent:

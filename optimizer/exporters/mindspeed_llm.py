@@ -195,6 +195,10 @@ def _moe(asked: MegatronRequest, ids: tuple[int, ...], layers: int) -> Settings:
     first, every = _moe_rule(asked, ids, layers)
     return [
         *router_settings(moe, asked.speaks),
+        # routers of its own kinds need the word; Megatron's do without it, and one of them would lose a scaling factor by it
+        *asked.speaks.sets(
+            topk_normalised=moe.normalized_top_k and moe.score_function == "softmax" and moe.routed_scaling_factor == 1.0
+        ),
         asked.speaks.set("dense_first", first),
         asked.speaks.set("moe_pattern", every),
         *mtp,
@@ -290,8 +294,6 @@ def _notes(asked: MegatronRequest) -> Iterator[str]:
             "--rope-scaling-factor, --rope-scaling-mscale, --rope-scaling-mscale-all-dim, --beta-fast, --beta-slow and "
             "--rope-scaling-original-max-position-embeddings"
         )
-    if moe and moe.score_function == "softmax":
-        yield "give --norm-topk-prob if the model normalises the weights of the chosen experts"
     if asked.overlaps("dp_gradients") and asked.layout.schedule == "dualpipev":
         yield "the prediction hides gradient reduction, which DualPipeV does not allow"
     if asked.overlaps("tp") and moe:

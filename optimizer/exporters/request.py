@@ -150,9 +150,8 @@ class Request(Laid):
 
     @property
     def blackwell(self) -> bool:
-        """Whether the accelerator is an NVIDIA one with FP4, that is Blackwell or later."""
-        accelerator = self.problem.cluster.accelerator
-        return accelerator.vendor == "nvidia" and "fp4" in accelerator.peak_flops
+        """Whether the accelerator is NVIDIA's Blackwell or later."""
+        return self.problem.cluster.accelerator.blackwell
 
     @property
     def pipelines_inside_replicas(self) -> bool:

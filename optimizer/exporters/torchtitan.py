@@ -117,6 +117,9 @@ def _shape(spec: ModelSpec) -> Shape | None:
     moe = next((kind.mlp for kind in kinds if isinstance(kind.mlp, MoeMlp)), None)
     if len(heads) != 1 or not isinstance(mixer, Attention | LatentAttention):
         return None
+    turned = mixer.rotary_fraction if isinstance(mixer, Attention) else 1.0
+    if turned != 1.0 or (moe is not None and not moe.normalized_top_k):
+        return None  # all that it ships turn whole heads and divide the weights of a token's experts by their sum
     return Shape(
         hidden=spec.hidden_size,
         layers=spec.num_layers,

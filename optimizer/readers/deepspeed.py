@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...search_spaces.documents import did_you_mean, parse_document
@@ -75,16 +75,8 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     pp = doc.whole("pipeline.stages") or 1
     checkpointed = doc.whole("activation_checkpointing.number_checkpoints")
     findings: list[Finding] = []
-    if "zero_optimization.stage = auto" in auto:
-        raise InputError(f"{where}: zero_optimization.stage is auto, which only the code that trains can tell; write 0, 1, 2 or 3")
-    stage = doc.whole("zero_optimization.stage", least=0) or int(doc.get("zero_optimization") is True)
-    if stage > 3:
-        raise InputError(f"{where}: zero_optimization.stage = {stage} must be 0, 1, 2 or 3")
-    each = tp * cp * pp
-    if devices is not None and devices % each:
-        product = "autotp_size · sequence_parallel_size" + (" · pipeline.stages" if pp > 1 else "")
-        findings.append(Finding("C007", f"{product} = {each} does not divide the {devices} devices.", "", CONFIG))
-    dp = devices // each if devices is not None and devices % each == 0 else None
+    stage = _stage(doc, auto, where)
+    dp = _replicas(tp * cp * pp, pp, devices, findings)
     total, micro, steps = (doc.whole(key) for key in KEYS)
     said: list[str] = []
     total, micro = _batches(total, micro, steps, dp, findings, said)
@@ -96,12 +88,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     _offload_rules(doc, stage, offloaded, ratio, findings, where)
     if doc.flag("fp16.enabled") and doc.flag("bf16.enabled", "bfloat16.enabled"):
         findings.append(Finding("C121", "fp16 and bf16 are both enabled; enable one.", "they exclude each other", CONFIG))
-    secondary = doc.whole("zero_optimization.zero_hpz_partition_size", least=0) or 1
-    if stage == 3 and devices is not None and devices % min(secondary, devices):
-        sentence = f"zero_hpz_partition_size {secondary} does not divide the {devices} devices."
-        findings.append(Finding("C111", sentence, "ranks are cut into groups that each hold the weights whole", GROUPS))
-    if secondary > 1:
-        said.append(f"zero_hpz_partition_size {secondary}: the second copy of the weights is not priced")
+    _second_copy(doc, stage, devices, findings, said)
     if offloaded == "nvme":
         said.append("optimizer states on NVMe are priced as in host memory")
     asked = (f"zero_optimization.{name}" for name in UNPRICED)
@@ -134,6 +121,37 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         unknown=doc.unknown,
         unresolved=auto,
     )
+
+
+def _stage(doc: Document, auto: Sequence[str], where: str) -> int:
+    """The ZeRO stage. InputError where it is left to the program, or is none."""
+    if "zero_optimization.stage = auto" in auto:
+        raise InputError(f"{where}: zero_optimization.stage is auto, which only the code that trains can tell; write 0, 1, 2 or 3")
+    stage = doc.whole("zero_optimization.stage", least=0) or int(doc.get("zero_optimization") is True)
+    if stage > 3:
+        raise InputError(f"{where}: zero_optimization.stage = {stage} must be 0, 1, 2 or 3")
+    return stage
+
+
+def _replicas(each: int, pp: int, devices: int | None, findings: list[Finding]) -> int | None:
+    """Replicas of so many devices each; None where they are not whole or nobody says how many devices there are."""
+    if devices is None:
+        return None
+    if devices % each:
+        product = "autotp_size · sequence_parallel_size" + (" · pipeline.stages" if pp > 1 else "")
+        findings.append(Finding("C007", f"{product} = {each} does not divide the {devices} devices.", "", CONFIG))
+        return None
+    return devices // each
+
+
+def _second_copy(doc: Document, stage: int, devices: int | None, findings: list[Finding], said: list[str]) -> None:
+    """ZeRO++'s second copy of the weights, sharded within groups that must divide the devices."""
+    secondary = doc.whole("zero_optimization.zero_hpz_partition_size", least=0) or 1
+    if stage == 3 and devices is not None and devices % min(secondary, devices):
+        sentence = f"zero_hpz_partition_size {secondary} does not divide the {devices} devices."
+        findings.append(Finding("C111", sentence, "ranks are cut into groups that each hold the weights whole", GROUPS))
+    if secondary > 1:
+        said.append(f"zero_hpz_partition_size {secondary}: the second copy of the weights is not priced")
 
 
 def _unknown_fields(zero: Mapping[str, Any]) -> list[Finding]:

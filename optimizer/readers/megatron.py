@@ -12,7 +12,7 @@ from ...search_spaces.inputs import load_stack
 from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES, Stage
 from ...search_spaces.stack import Footprint
 from ..exporters.splits import parse_megatron_layout
-from .dialects import Words
+from .dialects import Words, knobs_of
 from .job import Finding, Job, SplitWish
 from .megatron_combinations import apart_from_backward, dense_stage, excluded, lacking
 from .megatron_contradictions import contradictions, undefaulted
@@ -54,7 +54,7 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
         findings += _other_chunks(knobs, listed, framework)
         degrees["vpp"] = listed
     schedule = _schedule(knobs, degrees)
-    findings += [*_vocabulary(knobs, degrees["tp"], framework), *apart_from_backward(knobs, degrees), *excluded(knobs)]
+    findings += [*_vocabulary(knobs, degrees["tp"], framework), *apart_from_backward(knobs, degrees), *excluded(knobs, framework)]
     findings += dense_stage(knobs, degrees["pp"]) if framework == "mindspeed-llm" else ()
     findings += contradictions(knobs, degrees, model.sizes.get("experts", 0), framework)
     missing = [*lacking(knobs, framework), *undefaulted(knobs, framework)]
@@ -67,7 +67,7 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
         degrees=degrees,
         choices={
             "sequence_parallel": "true" if _sequence_parallel(knobs, degrees, framework) else "false",
-            "cp_type": _cp_type(knobs),
+            "cp_type": _cp_type(knobs, framework, degrees["cp"], findings),
             "schedule": schedule,
             "optimizer_sharding": sharding,
             "recompute": _recompute(knobs, model, framework, findings),
@@ -299,12 +299,17 @@ def _sequence_parallel(knobs: Knobs, degrees: dict[str, int], framework: str) ->
     return wanted
 
 
-def _cp_type(knobs: Knobs) -> str:
-    text = (knobs.text("cp_type") or "p2p").split()
-    kind = OTHER_CP_TYPES.get(text[0], text[0])
-    if kind not in CP_TYPES:
-        raise InputError(f"{knobs.where}: {knobs.names['cp_type']} {text[0]!r} is not one of {', '.join(CP_TYPES)}")
-    return kind
+def _cp_type(knobs: Knobs, framework: str, cp: int, findings: list[Finding]) -> str:
+    """The first layer's kind of CP; a job that names one of no framework is judged as with the default, a ring."""
+    kinds = [OTHER_CP_TYPES.get(word, word) for word in (knobs.text("cp_type") or "p2p").split()]
+    if not (wrong := [kind for kind in kinds if kind not in CP_TYPES]):
+        return kinds[0]
+    option = knobs.names["cp_type"]
+    _, ours = knobs_of(framework).get(option.lstrip("-"), ("", {}))
+    theirs = {our: their for their, our in ours.items()}
+    sentence = f"{option} {wrong[0]} is not one of {', '.join(theirs.get(kind, kind) for kind in CP_TYPES)}."
+    (findings if cp > 1 else knobs.told).append(Finding("C046", sentence, "attention has no such exchange", ARGUMENTS))
+    return "p2p"
 
 
 def _sharding(knobs: Knobs, degrees: dict[str, int], devices: int | None) -> tuple[str, list[str]]:
@@ -413,8 +418,10 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
             changes["flex_backend"] = backend
     elif knobs.has("experts") and dispatcher is None and framework != "megatron-bridge":
         changes["moe_dispatcher"] = "allgather"
+    footprint: dict[str, Any] = {}
     if _gathers_fp8(knobs, framework):
         changes["gathered_weight_bytes"] = 1
+        footprint["cached_weight_bytes"] = {}  # the weights themselves are what is cast
     bucket = knobs.whole("gradient_bucket")
     if bucket:
         changes["gradient_bucket"] = bucket
@@ -427,7 +434,9 @@ def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
         changes["overlap"] = {"ep": load_stack(EP_OVERLAPPED).overlap.ep}
     logit_bytes = _logit_bytes(knobs)
     if logit_bytes is not None:
-        changes["footprint"] = {"logit_bytes": logit_bytes}
+        footprint["logit_bytes"] = logit_bytes
+    if footprint:
+        changes["footprint"] = footprint
     group = knobs.whole("microbatch_group")
     if group:
         changes["microbatch_group"] = group

@@ -34,21 +34,41 @@ def lacking(knobs: Knobs, framework: str) -> Iterator[Finding]:
             yield Finding(rule, f"{knobs.names[knob]} needs {wanted} beside it.", "the framework refuses it without", ARGUMENTS)
 
 
+TRANSFORMER = "Megatron-LM megatron/core/transformer/transformer_config.py"
+DUALPIPEV = "MindSpeed mindspeed/features_manager/pipeline_parallel/dualpipev_feature.py"
+CORE = ("megatron-lm", "megatron-bridge")
+FAMILY = (*CORE, "mindspeed-llm")
+COUNTED = ("count_embedding", "count_loss")
 EXCLUDES = (
-    ("C085", "tp_extends_ep", ("--moe-fb-overlap", "--moe-expert-capacity-factor"), "MindSpeed mindspeed/features_manager/moe"),
-    ("C110", "reuse_fp32", ("--swap-optimizer",), "MindSpeed mindspeed/features_manager/memory"),
-    ("C107", "torch_fsdp", ("--use-distributed-optimizer", "--fp16"), ARGUMENTS),
-    ("C121", "fp8", ("--fp4-format",), ARGUMENTS),
+    (
+        "C085",
+        "tp_extends_ep",
+        ("--moe-fb-overlap", "--moe-expert-capacity-factor"),
+        FAMILY,
+        "MindSpeed mindspeed/features_manager/moe",
+    ),
+    ("C110", "reuse_fp32", ("--swap-optimizer",), FAMILY, "MindSpeed mindspeed/features_manager/memory"),
+    ("C107", "torch_fsdp", ("--use-distributed-optimizer", "--fp16"), FAMILY, ARGUMENTS),
+    ("C121", "fp8", ("--fp4-format",), FAMILY, ARGUMENTS),
+    ("C063", "layout", ("first_stage_layers", "last_stage_layers", *COUNTED), CORE, TRANSFORMER),
+    ("C062", "first_stage_layers", COUNTED, CORE, TRANSFORMER),
+    ("C062", "last_stage_layers", COUNTED, CORE, TRANSFORMER),
+    ("C074", "schedule", ("overlap_gradients", "vpp_layers", "swap_attention"), ("mindspeed-llm",), DUALPIPEV),
+    ("C021", "mla", ("grouped_query",), ("megatron-lm",), ARGUMENTS),
+    ("C025", "mla", ("interleaved_rotary",), ("megatron-lm",), TRANSFORMER),
 )
-"""Rule, knob, options that are refused beside it, and where."""
+"""Rule, knob, knobs or options that are refused beside it, the frameworks that refuse them, and where."""
 
 
-def excluded(knobs: Knobs) -> Iterator[Finding]:
+def excluded(knobs: Knobs, framework: str) -> Iterator[Finding]:
     """Options beside others that exclude them."""
-    options = given_options(knobs)
-    for rule, knob, others, source in EXCLUDES:
-        for each in (other for other in others if knobs.has(knob) and other in options):
-            sentence = f"{knobs.names[knob]} does not go with {each}; leave one of them out."
+    given = given_options(knobs)
+    for rule, knob, others, frameworks, source in EXCLUDES:
+        if not knobs.has(knob) or framework not in frameworks:
+            continue
+        said = f"{knobs.names[knob]} {knobs.text(knob)}" if knob == "schedule" else knobs.names[knob]
+        for each in (knobs.names.get(other, other) for other in others if other in given or knobs.has(other)):
+            sentence = f"{said} does not go with {each}; leave one of them out."
             yield Finding(rule, sentence, "the framework refuses both together", source)
 
 

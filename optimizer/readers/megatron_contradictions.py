@@ -6,22 +6,24 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from .job import Finding
-from .megatron_combinations import ARGUMENTS, given_options
-from .megatron_model import positions
+from .megatron_combinations import ARGUMENTS, TRANSFORMER, given_options
+from .megatron_model import pattern_length, positions
 from .options import Knobs
 
-TRANSFORMER = "Megatron-LM megatron/core/transformer/transformer_config.py"
+SPECS = "Megatron-LM megatron/core/models/gpt/gpt_layer_specs.py"
 ATTENTION = "Megatron-LM megatron/core/transformer/attention.py"
 DEFAULT_TOP_K = 2
 """Experts of a token where --moe-router-topk is not given (transformer_config.py: moe_router_topk)."""
 PAIRED_DISPATCHERS = ("alltoall", "flex")
 """Dispatchers whose exchanges Megatron-Core pairs with another micro-batch's compute."""
+PADDED, CAPACITY = "--moe-pad-expert-input-to-capacity", "--moe-expert-capacity-factor"
 OFF = ("", "fp32")
 """Types of an optimizer's moments that every optimizer has."""
 
 
 def contradictions(knobs: Knobs, degrees: Mapping[str, int], experts: int, framework: str) -> Iterator[Finding]:
     """What the framework refuses of values beside values; of Megatron-Core's own checks those that its newer versions have too."""
+    yield from _pattern(knobs, experts)
     if not knobs.parsed:
         return
     yield from _positions(knobs)
@@ -31,6 +33,7 @@ def contradictions(knobs: Knobs, degrees: Mapping[str, int], experts: int, frame
     yield from _overlapped_tp(knobs, degrees["tp"])
     if framework == "megatron-lm":
         yield from _cp_levels(knobs, degrees["cp"])
+        yield from _cp_kinds(knobs, degrees["cp"])
         yield from _exchanges(knobs)
         yield from _paired_passes(knobs, degrees)
         yield from _offloaded_and_redone(knobs)
@@ -56,6 +59,9 @@ def undefaulted(knobs: Knobs, framework: str) -> Iterator[Finding]:
     if selective and "moe_act" in (knobs.text("recompute_modules") or "").split() and not knobs.has("grouped_gemm"):
         sentence = f"{knobs.names['recompute_modules']} moe_act needs --moe-grouped-gemm beside it."
         yield Finding("C101", sentence, "only grouped experts redo their activation alone", TRANSFORMER)
+    options = given_options(knobs)
+    if PADDED in options and CAPACITY not in options:
+        yield Finding("C083", f"{PADDED} needs {CAPACITY} beside it.", "it says how far experts are filled up", TRANSFORMER)
     if knobs.has("fsdp") and (knobs.text("checkpoint_format") or "") != "fsdp_dtensor":
         sentence = f"{knobs.names['fsdp']} needs --ckpt-format fsdp_dtensor beside it."
         yield Finding("C108", sentence, "its shards are saved in that format alone", ARGUMENTS)
@@ -80,6 +86,14 @@ def _heads(knobs: Knobs) -> Iterator[Finding]:
     if groups and heads and groups != heads and not knobs.has("grouped_query") and not knobs.has("mla"):
         said = f"{knobs.names['kv_heads']} {groups} does nothing without --group-query-attention"
         knobs.told.append(Finding("C021", f"{said}: each of the {heads} heads has KV of its own."))
+
+
+def _pattern(knobs: Knobs, experts: int) -> Iterator[Finding]:
+    """Which layers are MoE, listed for as many as there are."""
+    layers = knobs.whole("layers")
+    if (other := pattern_length(knobs, layers, experts)) is not None:
+        sentence = f"{knobs.names['moe_pattern']} is a list of {other} layers, {knobs.names['layers']} is {layers}."
+        yield Finding("C086", sentence, "it says of every layer whether it is MoE", SPECS)
 
 
 def _routing(knobs: Knobs, experts: int) -> Iterator[Finding]:
@@ -108,6 +122,22 @@ def _cp_levels(knobs: Knobs, cp: int) -> Iterator[Finding]:
     if (product := prod(map(int, words))) != cp:
         said = f"{knobs.names['cp_hierarchy']} {' '.join(words)} multiply to {product}, CP's size is {cp}"
         yield Finding("C045", f"{said}.", "the levels make up CP's group", ARGUMENTS)
+
+
+def _cp_kinds(knobs: Knobs, cp: int) -> Iterator[Finding]:
+    """Kinds of CP, one for all layers or one for each."""
+    kinds, layers = (knobs.text("cp_type") or "").split(), knobs.whole("layers")
+    if cp > 1 and layers and len(kinds) > 1 and len(kinds) != layers:
+        said = f"{knobs.names['cp_type']} has {len(kinds)} values for {layers} layers; give one, or {layers}"
+        yield Finding("C046", f"{said}.", "a kind is every layer's, or that of one", TRANSFORMER)
+
+
+def queues(knobs: Knobs, connections: str | None) -> Iterator[Finding]:
+    """FSDP under a script's CUDA_DEVICE_MAX_CONNECTIONS."""
+    option = next((knobs.names[knob] for knob in ("fsdp", "torch_fsdp") if knobs.has(knob)), None)
+    if option is not None and knobs.parsed and connections == "1":
+        sentence = f"{option} does not go with CUDA_DEVICE_MAX_CONNECTIONS=1; unset it, or give it more than 1."
+        yield Finding("C108", sentence, "what FSDP gathers needs a queue beside the compute's", ARGUMENTS)
 
 
 def _saved_in_parts(knobs: Knobs, degrees: Mapping[str, int]) -> Iterator[Finding]:

@@ -47,6 +47,8 @@ def describe(knobs: Knobs) -> Described:
         return Described(sizes, None)
     if (sizes["layers"] or 0) > MOST_LAYERS:
         raise InputError(f"{knobs.where}: --num-layers {sizes['layers']} is more than any model has ({MOST_LAYERS:,})")
+    if (other := pattern_length(knobs, given["layers"], given["experts"])) is not None:
+        return Described(sizes, None, (*said, f"the model is not read: {knobs.names['moe_pattern']} is of {other} layers"))
     doubts = tuple(_doubts(given))
     build = partial(_model, knobs, given, sizes)
     try:
@@ -129,9 +131,10 @@ def _sizes(knobs: Knobs, given: Given) -> dict[str, int]:
     if layers or experts:
         found |= {"experts": experts, "mla": int(mla), "tied": int(not knobs.has("untied"))}
         found |= {"indexer": int(_indexed(knobs, given)), "compressed": 0, "linear_heads": 0, "state_groups": 0}
+        found |= {"windows": int(_window(knobs) is not None), "sinks": int(knobs.text("attention_sinks") not in (None, "vanilla"))}
         found["shared_width"] = given["shared_width"] or 0
         found["expert_width"] = (given["expert_width"] or (_ffn(knobs, given) if given["hidden_size"] else None)) if experts else 0
-    if given["hidden_size"] and layers:
+    if given["hidden_size"] and layers and pattern_length(knobs, layers, experts) is None:
         pattern = moe_pattern(knobs, layers, experts)
         found["mlp_width"] = 0 if all(pattern) else _ffn(knobs, given)
     return {name: value for name, value in found.items() if value is not None}
@@ -156,6 +159,13 @@ def moe_pattern(knobs: Knobs, layers: int, experts: int) -> tuple[bool, ...]:
     if found is None or len(found) != layers or not set(found) <= {0, 1}:
         raise InputError(f"{knobs.where}: --moe-layer-freq {text!r} is not a number or a list of {layers} zeros and ones")
     return tuple(bool(value) for value in found)
+
+
+def pattern_length(knobs: Knobs, layers: int | None, experts: int | None) -> int | None:
+    """Layers that a list of zeros and ones says to be MoE or not, where that is another number than the model's."""
+    text = knobs.text("moe_pattern")
+    found = list_expression(text) if text is not None and layers and experts and not knobs.has("dense_first") else None
+    return len(found) if found is not None and len(found) != layers and set(found) <= {0, 1} else None
 
 
 def list_expression(text: str) -> list[int] | None:
@@ -243,6 +253,16 @@ NUMBERS = {"routed_scaling_factor": "routed_scaling", "clamp_limit": "activation
 """Figures of experts that need be no whole numbers, and their knobs."""
 
 
+RAW_ROUTERS = ("softmax_topk", "group_limited_greedy", "pai_megatron_aux_loss")
+"""Routers of MindSpeed-LLM's own that weigh experts by the softmax of all (mindspeed_llm core/transformer/moe/router.py)."""
+
+
+def _normalized(knobs: Knobs) -> bool:
+    """Whether the weights of a token's experts by softmax add up to 1."""
+    router = knobs.values.get("load_balancing", ())  # exports leave it open, and what is open is no kind of its own
+    return knobs.has("topk_normalised") or not (knobs.has("pre_softmax") or set(RAW_ROUTERS) & set(router))
+
+
 def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
     gated, bias = _gated(knobs), not knobs.has("no_bias")
     if name.startswith("moe"):
@@ -252,10 +272,11 @@ def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
             "shared_gate": knobs.has("shared_gate"),
         }
         numbers = ("latent_size", "routing_groups", "routing_groups_topk")
+        top_k, score = given["top_k"] or 2, knobs.text("score_function") or "softmax"
         mlp: dict[str, Any] = {
             "kind": "moe",
             "experts": given["experts"],
-            "top_k": given["top_k"] or 2,
+            "top_k": top_k,
             "width": given["expert_width"] or _ffn(knobs, given),
             "gated": gated,
             "bias": bias,
@@ -263,7 +284,8 @@ def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
             "shared_width": given["shared_width"] or 0,
             **shared,
             **{key: given[key] for key in numbers if given[key]},
-            "score_function": knobs.text("score_function") or "softmax",
+            "score_function": score,
+            "normalized_top_k": _normalized(knobs) if score == "softmax" else top_k > 1,
         }
         texts = {name: knobs.text(knob) or "" for name, knob in NUMBERS.items()}
         mlp |= {name: float(text) for name, text in texts.items() if re.fullmatch(r"\d{1,6}(\.\d{1,9})?", text)}
@@ -279,6 +301,12 @@ INDEXER = {"indexer_heads": 64, "indexer_head_dim": 128, "indexer_topk": 2048}
 def _indexed(knobs: Knobs, given: Given) -> bool:
     """Whether latent attention picks the tokens it looks at."""
     return knobs.has("indexer") or bool(given["indexer_heads"])
+
+
+def _rotary_fraction(knobs: Knobs) -> float:
+    """Share of a head that rotary embedding turns; 0 is MindSpeed-LLM's word for all of it."""
+    text = knobs.text("rotary_fraction") or ""
+    return (float(text) if re.fullmatch(r"(?=.*\d)\d{0,3}\.?\d{0,9}", text) else 0.0) or 1.0
 
 
 def _mixer(knobs: Knobs, given: Given, window: bool) -> dict[str, Any]:
@@ -301,7 +329,14 @@ def _mixer(knobs: Knobs, given: Given, window: bool) -> dict[str, Any]:
         "qk_norm": "head" if knobs.has("qk_norm") else "none",
         "output_gate": knobs.has("output_gate"),
         "sinks": knobs.text("attention_sinks") == "learnable",
+        "rotary_fraction": _rotary_fraction(knobs),
         "scaled_rotary": knobs.text("positions") == "yarn",
     }
-    size = re.match(r"\(?\s*(\d{1,9})", knobs.text("window") or "")
-    return {**mixer, "window": int(size.group(1)) + 1} if window and size else mixer
+    size = _window(knobs)
+    return {**mixer, "window": size} if window and size else mixer
+
+
+def _window(knobs: Knobs) -> int | None:
+    """Tokens that a query of a windowed layer may look back on, its own included; None where none is given, or all (-1)."""
+    behind = re.match(r"\(?\s*(\d{1,9})", knobs.text("window") or "")
+    return int(behind.group(1)) + 1 if behind else None

@@ -14,6 +14,7 @@ from .dialects import knobs_of
 from .job import Job
 from .megatron import job_of
 from .megatron_aliases import ALIASES
+from .megatron_contradictions import queues
 from .options import Knobs, by_knob
 from .processes import NODES, OF_THE_WORLD, PER_NODE, world
 from .shell import SCRIPTS, Option, Script, options, read_script, shown, unresolved, without_value
@@ -146,7 +147,8 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
     asked = unmodelled(framework, ((option.name, " ".join(map(shown, option.values)) or True) for option in found))
     said = (*script.decisions, *told, *beside, *named, *job.assumptions)
     own = "megatron-lm" if is_swift(" ".join(words)) else None  # it stands on Megatron-Core 0.16 and later, on Ascend too
-    return replace(job, assumptions=said, unmodelled=asked, model_name=model, stack=job.stack or own)
+    findings = (*job.findings, *queues(knobs, script.variables.get("CUDA_DEVICE_MAX_CONNECTIONS", [None])[-1]))
+    return replace(job, findings=findings, assumptions=said, unmodelled=asked, model_name=model, stack=job.stack or own)
 
 
 PROGRAM = re.compile(r"(?:.*/)?[^/]+\.py")

@@ -11,7 +11,7 @@ from ...search_spaces.huggingface import from_mapping
 from ...search_spaces.model import ModelSpec
 from .dialects import knobs_of
 from .job import Finding, Job, SplitWish
-from .options import whole
+from .options import misspelt, whole
 from .structured import Document
 
 FRAMEWORK = "mindformers"
@@ -24,8 +24,19 @@ EARLIER = {
     "num_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads",
     "kv_channels": "head_dim",
+    "moe_router_score_function": "scoring_func",
 }
-"""Field of earlier versions → of a config.json."""
+"""Field of earlier versions or of the framework's own → of a config.json."""
+BALANCED = {True: "noaux_tc", False: "group_limited_greedy"}
+"""Whether experts have a bias that balances them (moe_router_enable_expert_bias) → topk_method of a config.json."""
+DEGREES = {
+    "tp": "model_parallel",
+    "cp": "context_parallel",
+    "pp": "pipeline_stage",
+    "dp": "data_parallel",
+    "ep": "expert_parallel",
+}
+"""Columns and how `parallel_config` spells them."""
 NOT_TRAINING = ("predict", "eval", "export")
 FAMILIES = {"LlamaConfig": "llama", "LlamaForCausalLM": "llama"}
 """Class of earlier versions, whose files have no model_type → model_type."""
@@ -57,6 +68,7 @@ PLAIN = (
     ),
     *("moe_config.aux_loss", "moe_config.routing", "moe_config.router", "moe_config.enable_sdrop", "moe_config.use_fused"),
     *("moe_config.balance", "moe_config.topk_bias"),
+    *("recompute_config.", "parallel.", "swap_config.", "parallel_config.vocab_emb_dp", "parallel_config.gradient", "model.arch"),
 )
 
 
@@ -83,16 +95,9 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     mode = doc.text("run_mode")
     if mode in NOT_TRAINING:
         raise InputError(f"{where}: run_mode = {mode} is no training job; give the YAML of a training run")
-    names = {
-        "tp": "model_parallel",
-        "cp": "context_parallel",
-        "pp": "pipeline_stage",
-        "dp": "data_parallel",
-        "ep": "expert_parallel",
-    }
-    given = {column: doc.whole(f"parallel_config.{name}") for column, name in names.items()}
+    given = {column: doc.whole(f"parallel_config.{name}") for column, name in DEGREES.items()}
     degrees = {column: value or 1 for column, value in given.items()}
-    said = [f"{column} 1: parallel_config.{names[column]} is not given" for column, value in given.items() if value is None]
+    said = [f"{column} 1: parallel_config.{DEGREES[column]} is not given" for column, value in given.items() if value is None]
     interleaves = doc.flag("parallel.pipeline_config.pipeline_interleave") or False
     vpp = doc.whole(f"{MODEL}.pp_interleave_num") or 1
     degrees |= {"vpp": vpp, "micro_batch": doc.whole("runner_config.batch_size") or 1}
@@ -104,10 +109,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     if devices is None:
         said.append(f"{grid} devices: the product of its degrees")
     findings: list[Finding] = []
-    scheduler = doc.text("parallel.pipeline_config.pipeline_scheduler") or "1f1b"
-    schedule = "interleaved" if vpp > 1 and scheduler != "zero_bubble_v" else SCHEDULES.get(scheduler, "1f1b")
-    if scheduler in ("seqpipe", "seqvpp", "seqsmartvpp"):
-        said.append(f"pipeline_scheduler {scheduler} is judged as {schedule}")
+    schedule = _schedule(doc, vpp, said, findings)
     if vpp > 1 and not interleaves:
         findings.append(
             Finding("C064b", f"pp_interleave_num is {vpp}, but pipeline_config.pipeline_interleave is not on.", "", FRAMEWORK)
@@ -116,25 +118,12 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     degrees["etp"] = degrees["tp"] if placed else 1
     back = schedule == "zb-v"
     split = _offsets(doc.get(f"{MODEL}.offset"), sizes.get("layers"), degrees["pp"], vpp, where, findings, back)
-    algorithm = doc.text("parallel_config.context_parallel_algo") or "colossalai_cp"
-    if algorithm not in CP_TYPES:
-        raise InputError(f"{where}: parallel_config.context_parallel_algo = {algorithm!r} is not one of {', '.join(CP_TYPES)}")
+    cp_type, states = _cp_type(doc, where), _states(doc)
     sharded = doc.flag("parallel.enable_parallel_optimizer") or False
     doc.get("parallel.parallel_optimizer_config.optimizer_weight_shard_size")
     swapped = doc.flag("swap_config.swap", "optimizer.swap") or False
-    sp = doc.flag("parallel_config.use_seq_parallel") or False
-    if sp and degrees["tp"] == 1 and doc.get(f"{MODEL}.model_type") is None:
-        sp = False
-        said.append("use_seq_parallel does nothing at model_parallel 1: models by class, without a model_type, take it so")
-    doc.skip(
-        *PLAIN,
-        "recompute_config.",
-        "parallel.",
-        "swap_config.",
-        "parallel_config.vocab_emb_dp",
-        "parallel_config.gradient",
-        "model.arch",
-    )
+    sp = _sequence_parallel(doc, degrees["tp"], said)
+    doc.skip(*PLAIN)
     model, unread = _model(data, where, doc)
     said += [unread] if unread else []
     doc.skip(*(MODEL_PLAIN if model is not None else (f"{MODEL}.",)))
@@ -145,7 +134,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         degrees=degrees,
         choices={
             "sequence_parallel": "true" if sp else "false",
-            "cp_type": CP_TYPES[algorithm],
+            "cp_type": cp_type,
             "schedule": schedule,
             "optimizer_sharding": "zero1" if sharded else "none",
             "recompute": recompute,
@@ -160,7 +149,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         sizes=sizes,
         split=split,
         redone=redone,
-        stack_changes=placed,
+        stack_changes=placed | states,
         written=doc.written,
         findings=tuple(findings),
         assumptions=(*said, *told),
@@ -168,6 +157,35 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         no_model=unread,
         unknown=doc.unknown,
     )
+
+
+def _schedule(doc: Document, vpp: int, said: list[str], findings: list[Finding]) -> str:
+    """The order of passes; the sequence pipelines are taken for the one that they refine, a name of none for 1F1B."""
+    scheduler = doc.text("parallel.pipeline_config.pipeline_scheduler") or "1f1b"
+    if scheduler not in SCHEDULES:
+        near = misspelt(scheduler, SCHEDULES, least=0.5)
+        sentence = f"pipeline_scheduler = {scheduler} is not one of {', '.join(SCHEDULES)}{near}."
+        findings.append(Finding("C078", sentence, "the framework refuses other names", "mindspore parallel/auto_parallel.py"))
+    schedule = "interleaved" if vpp > 1 and scheduler != "zero_bubble_v" else SCHEDULES.get(scheduler, "1f1b")
+    if scheduler in ("seqpipe", "seqvpp", "seqsmartvpp"):
+        said.append(f"pipeline_scheduler {scheduler} is judged as {schedule}")
+    return schedule
+
+
+def _cp_type(doc: Document, where: str) -> str:
+    algorithm = doc.text("parallel_config.context_parallel_algo") or "colossalai_cp"
+    if algorithm not in CP_TYPES:
+        raise InputError(f"{where}: parallel_config.context_parallel_algo = {algorithm!r} is not one of {', '.join(CP_TYPES)}")
+    return CP_TYPES[algorithm]
+
+
+def _sequence_parallel(doc: Document, tp: int, said: list[str]) -> bool:
+    """Whether SP is on; models by class take it for nothing where there is no TP."""
+    sp = doc.flag("parallel_config.use_seq_parallel") or False
+    if sp and tp == 1 and doc.get(f"{MODEL}.model_type") is None:
+        said.append("use_seq_parallel does nothing at model_parallel 1: models by class, without a model_type, take it so")
+        return False
+    return sp
 
 
 class Asked(dict[str, object]):
@@ -199,6 +217,8 @@ def _model(data: Mapping[str, Any], where: str, doc: Document) -> tuple[ModelSpe
     named = own.get("model_type") or next((FAMILIES[each] for each in classes if each in FAMILIES), None)
     if named is None:
         return None, "the model is not read: model_config has no model_type"
+    if isinstance(biased := own.get("moe_router_enable_expert_bias"), bool):
+        renamed["topk_method"] = BALANCED[biased]
     fields = Asked({"max_position_embeddings": own.get("seq_length"), **renamed, "model_type": named})
     experts = data.get("moe_config")
     if isinstance(experts, dict) and named == "llama" and (experts.get("expert_num") or 1) > 1:
@@ -239,6 +259,14 @@ def _experts(doc: Document, section: Any) -> dict[str, Any]:
         return {}
     gathered = doc.flag("moe_config.use_allgather_dispatcher") or False
     return {} if gathered or doc.whole("moe_config.expert_model_parallel") is not None else BY_CLASS
+
+
+def _states(doc: Document) -> dict[str, Any]:
+    """Bytes per parameter of weights kept in 16 bits: gradients are accumulated in clones of them, both moments are FP32, and no
+    other weight is there (mindformers wrapper/wrapper.py, core/optim/optim.py and adamw.py).
+    """
+    halved = doc.text(f"{MODEL}.param_init_type", f"{MODEL}.params_dtype") in ("float16", "bfloat16")
+    return {"gradient_bytes": 2, "optimizer_bytes": 8.0} if halved else {}
 
 
 def _sizes(doc: Document) -> dict[str, int]:

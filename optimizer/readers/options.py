@@ -119,7 +119,7 @@ NEAR = 0.9
 """Ratio of letters in common from which a name is taken for another one, misspelt."""
 
 
-def misspelt(name: str, known: Collection[str], dashes: str = "") -> str:
+def misspelt(name: str, known: Collection[str], dashes: str = "", least: float = NEAR) -> str:
     """ " (did you mean x?)", where an unknown name is nearly one that is known."""
-    near = get_close_matches(name, known, 1, NEAR) if name.strip() not in known else []
+    near = get_close_matches(name, known, 1, least) if name.strip() not in known else []
     return f" (did you mean {dashes}{near[0]}?)" if near else ""

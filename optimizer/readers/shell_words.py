@@ -123,6 +123,7 @@ class _Reader:
         yield None
 
     def _step(self) -> Iterator[Word | None]:
+        """What stands here: between words, a word of its own, or a part of one."""
         char = self.text[self.at]
         if char in BLANKS:
             yield from self._flush()
@@ -153,7 +154,14 @@ class _Reader:
             self.at += 1
             if not self.depth:
                 yield None
-        elif char == "(" and self._after_assignment():
+        elif char in "()":
+            yield from self._bracket(char)
+        else:
+            self._piece(char)
+
+    def _bracket(self, char: str) -> Iterator[Word | None]:
+        """An array, a function's name, arithmetic, the end of a pattern, or a subshell."""
+        if char == "(" and self._after_assignment():
             yield from self._flush()
             self.depth = 1
             self.at += 1
@@ -172,12 +180,15 @@ class _Reader:
             self.at = end + 1
         elif char == ")":
             yield from self._marked(END_OF_PATTERN, re.compile(r"\)").match(self.text, self.at))
-        elif char == "(":
+        else:
             yield from self._flush()
             self.at += 1
             if not self.depth:
                 yield None
-        elif char == "'":
+
+    def _piece(self, char: str) -> None:
+        """A part of a word: quoted, escaped, put in by the shell, or plain."""
+        if char == "'":
             self._quoted_plain()
         elif char == '"':
             self._quoted()

@@ -207,6 +207,12 @@ def test_what_training_hangs_on_stands_on_the_page_and_in_the_script(make_plan: 
         ("mindspeed-llm", make_plan("deepseek", **{**ON_ASCEND, "stack": "mindspeed-llm"}, **latent), ("rope_scaling",)),
         ("megatron-lm", make_plan("deepseek", **latent), ("rope_scaling",)),
         ("megatron-lm", make_plan("llama", tp=8, dp=8), ("128256 tokens is padded to 129024",)),
+        ("megatron-lm", make_plan("llama", stack="megatron-bridge", tp=8, dp=8), ("(--grad-reduce-in-bf16)",)),
+        (
+            "megatron-bridge",
+            make_plan("llama", stack="megatron-bridge", tp=8, dp=8),
+            ("reduced in bf16 (mixed_precision.grad_reduce_in_fp32 = False)", "takes fp32"),
+        ),
         ("deepspeed", make_plan("qwen", stack="deepspeed", dp=64, ep=16), ("accumulate in bf16",)),
         ("deepspeed", make_plan("qwen", dp=64, ep=16, sequence_parallel=False), ("accumulate in fp32",)),
     ):
@@ -281,3 +287,27 @@ def test_what_cannot_be_said_is_refused(
 ) -> None:
     with pytest.raises(Infeasible, match=words):
         render(make_plan(model, **layout), framework)
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "part", "change", "words"),
+    [
+        ("mindformers", ON_ASCEND, "mixer", {"rotary_fraction": 0.5}, "of a head: its training graphs turn all"),
+        ("torchtitan", TITAN, "mixer", {"rotary_fraction": 0.5}, "ships no model of the shape"),
+        ("torchtitan", TITAN, "mlp", {"normalized_top_k": False}, "ships no model of the shape"),
+    ],
+)
+def test_a_model_that_only_weighs_and_turns_otherwise_is_another(
+    make_plan: MakePlan,
+    models: dict[str, ModelSpec],
+    framework: str,
+    layout: dict[str, Any],
+    part: str,
+    change: dict[str, Any],
+    words: str,
+) -> None:
+    (name, kind), *_ = models["qwen"].kinds.items()
+    assert render(make_plan("qwen", **layout, dp=16), framework)
+    changed = kind.model_copy(update={part: getattr(kind, part).model_copy(update=change)})
+    with pytest.raises(Infeasible, match=words):
+        render(make_plan(models["qwen"].model_copy(update={"kinds": {name: changed}}), **layout, dp=16), framework)

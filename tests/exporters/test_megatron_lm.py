@@ -345,6 +345,7 @@ def test_gpu_framework_on_ascend(make_plan: MakePlan) -> None:
 
 ATTENTION = Attention(heads=32, kv_heads=8, head_dim=128)
 MLP = DenseMlp(width=14336)
+MOE = MoeMlp(experts=8, top_k=2, width=4096, normalized_top_k=False)
 STRANGE: list[tuple[dict[str, LayerKind], str]] = [
     (
         {
@@ -366,6 +367,8 @@ STRANGE: list[tuple[dict[str, LayerKind], str]] = [
     ({"a": LayerKind(mixer=ATTENTION.model_copy(update={"out_bias": True}), mlp=MLP)}, "biases are neither"),
     ({"a": LayerKind(mixer=ATTENTION.model_copy(update={"qk_norm": "width"}), mlp=MLP)}, "whole projection"),
     ({"a": LayerKind(mixer=ATTENTION, mlp=MLP, extra_parameters=7)}, "7 weights that no part"),
+    ({"a": LayerKind(mixer=ATTENTION, mlp=MOE.model_copy(update={"score_function": "sigmoid"}))}, "sigmoids as they are"),
+    ({"a": LayerKind(mixer=ATTENTION, mlp=MOE.model_copy(update={"top_k": 1, "normalized_top_k": True}))}, "say normalized_top_k"),
     (
         {
             "a": LayerKind(mixer=ATTENTION.model_copy(update={"window": 128}), mlp=MLP),

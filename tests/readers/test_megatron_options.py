@@ -82,13 +82,18 @@ def test_what_changes_no_price_is_not_said_to_change_the_model() -> None:
 
 
 def test_fp8_weights_are_gathered_in_half_the_bytes() -> None:
-    """What is exposed of data parallelism falls by half of the gather alone; the reduction of gradients and memory stay."""
+    """What is exposed of data parallelism falls by half of the gather alone; the reduction of gradients stays.
+
+    Weights that are kept in FP8, both ways round, take as much as in BF16; beside BF16 ones their casts take two bytes more.
+    """
     line = f"{DENSE} --bf16 --fp8-format hybrid --micro-batch-size 1 --global-batch-size 16 --use-distributed-optimizer"
     options = {"cluster": "hgx-h100", "devices": 16, "best": False}
     plain, halved = (check(read(f"{line} {more}", "megatron-lm"), **options) for more in ("", "--fp8-param-gather"))
     assert plain.priced is not None and halved.priced is not None
     gathered = {found.problem.stack.gathered_weight_bytes for found in (plain, halved) if found.problem}
-    assert gathered == {1, 2} and halved.priced.memory.peak_gib == plain.priced.memory.peak_gib
+    assert gathered == {1, 2}
+    held = [found.priced.memory.stages[0].terms_gib["weights"] for found in (plain, halved)]
+    assert held[0] == pytest.approx(2.0 * held[1])
     saved = 1.0 - halved.priced.breakdown_s["dp"] / plain.priced.breakdown_s["dp"]
     assert saved == pytest.approx(1 / 2 / 3, rel=0.15)  # half of two bytes, beside FP32 gradients of four
     sent = [sum(each.get("dp", 0.0) for each in found.priced.traffic_gib.values()) for found in (plain, halved)]

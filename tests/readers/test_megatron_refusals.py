@@ -17,6 +17,11 @@ TP_OVERLAP = "--tp-comm-overlap --sequence-parallel"
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 LEARNED = f"{DENSE} --position-embedding-type learned_absolute"
 ACT = "--recompute-granularity selective --recompute-modules moe_act"
+STAGES = f"{DENSE} --pipeline-model-parallel-size 2"
+LAYOUT = "--pipeline-model-parallel-layout 'Et*4|t*4L'"
+MLA = f"{DENSE} --multi-latent-attention"
+CP = f"{DENSE} --context-parallel-size 2 --cp-comm-type"
+PADDED = f"{MOE} --moe-pad-expert-input-to-capacity"
 TORCH_FSDP = (
     f"{DENSE.removesuffix('--use-distributed-optimizer')} --use-torch-fsdp2 --untie-embeddings-and-output-weights "
     "--no-gradient-accumulation-fusion"
@@ -59,6 +64,25 @@ def rules(line: str, framework: str = "megatron-lm") -> list[str]:
         ("C123", f"{DENSE} --exp-avg-dtype bf16", f"{DENSE} --exp-avg-dtype bf16 --use-precision-aware-optimizer"),
         ("C101", f"{MOE} {ACT}", f"{MOE} {ACT} --moe-grouped-gemm"),
         ("C108", f"{DENSE} --use-megatron-fsdp", f"{DENSE} --use-megatron-fsdp --ckpt-format fsdp_dtensor"),
+        ("C063", f"{STAGES} {LAYOUT} --decoder-first-pipeline-num-layers 4", f"{STAGES} --decoder-first-pipeline-num-layers 4"),
+        ("C063", f"{STAGES} {LAYOUT} --decoder-last-pipeline-num-layers 4", f"{STAGES} {LAYOUT}"),
+        ("C063", f"{STAGES} {LAYOUT} --account-for-embedding-in-pipeline-split", f"{STAGES} {LAYOUT}"),
+        ("C063", f"{STAGES} {LAYOUT} --account-for-loss-in-pipeline-split", f"{STAGES} {LAYOUT}"),
+        (
+            "C062",
+            f"{STAGES} --decoder-first-pipeline-num-layers 4 --account-for-loss-in-pipeline-split",
+            f"{STAGES} --decoder-first-pipeline-num-layers 4",
+        ),
+        ("C044d", f"{CP} p2p --window-size '(127,0)'", f"{CP} p2p --window-size '(-1,0)'"),
+        ("C044d", f"{CP} p2p --window-size '(127,0)'", f"{CP} all_gather --window-size '(127,0)'"),
+        ("C044e", f"{CP} all_gather --softmax-type learnable", f"{CP} a2a --softmax-type learnable"),
+        ("C044e", f"{CP} p2p --softmax-type off-by-one", f"{CP} p2p --softmax-type vanilla"),
+        ("C046", f"{CP} p2p a2a", f"{CP} p2p p2p p2p a2a a2a a2a a2a a2a"),
+        ("C046", f"{CP} p2p a2a", f"{CP.replace('size 2', 'size 1')} p2p a2a"),
+        ("C086", f"{MOE} --moe-layer-freq '([0]*1+[1]*8)'", f"{MOE} --moe-layer-freq '([0]*1+[1]*7)'"),
+        ("C021", f"{MLA} --group-query-attention", f"{MLA} --num-query-groups 8"),
+        ("C025", f"{MLA} --rotary-interleaved", f"{DENSE} --rotary-interleaved"),
+        ("C083", PADDED, f"{PADDED} --moe-expert-capacity-factor 1.0"),
         ("C107", f"{TORCH_FSDP} --pipeline-model-parallel-size 2", TORCH_FSDP),
         ("C107", f"{TORCH_FSDP} --use-distributed-optimizer", TORCH_FSDP),
         ("C107", TORCH_FSDP.replace("--untie-embeddings-and-output-weights", ""), TORCH_FSDP),
@@ -105,6 +129,64 @@ def test_hybrid_cp_is_told_how_wide_its_levels_are() -> None:
     (wrong,) = judged(f"{line} --hierarchical-context-parallel-sizes 2 4").broken
     assert wrong.rule == "C045" and "multiply to 8, CP's size is 4" in wrong.sentence and "Megatron-LM" in wrong.source
     assert not rules(f"{line} --hierarchical-context-parallel-sizes 2 2")
+
+
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        ("--overlap-grad-reduce", True),
+        ("--num-layers-per-virtual-pipeline-stage 2", True),
+        ("--swap-attention", True),
+        ("--overlap-p2p-communication", False),
+    ],
+)
+def test_dualpipev_excludes_what_it_schedules_itself(option: str, refused: bool) -> None:
+    """validate_args of MindSpeed's dualpipev_feature.py."""
+    line = f"{STAGES} --untie-embeddings-and-output-weights {option}"
+    assert ("C074" in rules(f"{line} --schedules-method dualpipev", "mindspeed-llm")) == refused
+    assert "C074" not in rules(line, "mindspeed-llm")
+
+
+@pytest.mark.parametrize(("connections", "refused"), [("1", True), ("8", False)])
+@pytest.mark.parametrize("ahead", ["export CUDA_DEVICE_MAX_CONNECTIONS={}\n", "CUDA_DEVICE_MAX_CONNECTIONS={} "])
+def test_fsdp_refuses_a_single_queue(ahead: str, connections: str, refused: bool) -> None:
+    """validate_args asserts that the variable is not 1, for Megatron's FSDP and PyTorch's."""
+    for options in (f"{DENSE} --use-megatron-fsdp --ckpt-format fsdp_dtensor", TORCH_FSDP, DENSE):
+        text = f"{ahead.format(connections)}torchrun pretrain_gpt.py {options}"
+        found = check(read_text(text, "job.sh", form="megatron-lm"), best=False).broken
+        assert ("C108" in [each.rule for each in found]) == (refused and options != DENSE)
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "rules_broken", "words"),
+    [
+        ("--fp8-format hybrid --fp8-recipe mxfp8", "hgx-h100", ["C122"], "needs Blackwell or later"),
+        ("--fp8-format hybrid --fp8-recipe mxfp8", "hgx-b200", [], ""),
+        ("--fp8-format hybrid --fp8-recipe blockwise", "hgx-h100", [], ""),
+        ("--fp4-format e2m1", "hgx-h100", ["C122"], "fp4 does not run on h100-80gb-sxm, which has bf16, fp16, fp8"),
+    ],
+)
+def test_gemms_are_in_a_format_that_the_device_has(options: str, device: str, rules_broken: list[str], words: str) -> None:
+    """Transformer Engine's check_mxfp8_support asks for compute capability 10.0; the rest of the job is judged all the same."""
+    text = f"torchrun --nproc-per-node 8 pretrain_gpt.py {DENSE} {options} --global-batch-size 8 --micro-batch-size 1"
+    found = check(read_text(text, "job.sh", form="megatron-lm"), "qwen3-0.6b", device, best=False)
+    assert [each.rule for each in found.broken] == rules_broken
+    assert all(words in each.sentence for each in found.broken)
+
+
+@pytest.mark.parametrize(
+    ("framework", "option", "named"),
+    [
+        ("megatron-lm", "--cp-comm-type", "--cp-comm-type ring is not one of p2p, all_gather, a2a"),
+        ("mindspeed-llm", "--context-parallel-algo", "ring is not one of megatron_cp_algo, kvallgather_cp_algo, ulysses_cp_algo"),
+    ],
+)
+def test_a_kind_of_cp_that_there_is_not_is_named(framework: str, option: str, named: str) -> None:
+    """The rest of the job is judged; without CP nothing asks for the kind, and it is only told."""
+    (found,) = judged(f"{DENSE} {option} ring --context-parallel-size 2", framework).broken
+    assert found.rule == "C046" and named in found.sentence
+    alone = judged(f"{DENSE} {option} ring", framework)
+    assert not alone.broken and any(named in said for said in alone.advice)
 
 
 def test_recompute_activations_is_selective_whatever_else_is_given() -> None:
