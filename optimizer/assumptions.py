@@ -25,7 +25,7 @@ def assumptions(problem: Problem, profile: Profile, path: str | None = None) -> 
 
     `path` is the user's file that `profile` was laid under.
     """
-    stack = problem.stack.with_figures(profile.stack_figures(problem.stack, problem.cluster.accelerator.name))
+    stack = problem.stack.with_figures(profile.stack_figures(problem.stack, problem.cluster.accelerator.priced_as))
     figures = ((f"{stack.name} {name}", getattr(stack, name)) for name in TOLD)
     return (*problem.assumptions, *assumed(figures), *_laid_over(problem, profile, path), *_profile_assumptions(profile, problem))
 
@@ -94,7 +94,7 @@ def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[st
     """Which figures of the stack a user's file changes."""
     if path is None:
         return ()
-    name = problem.cluster.accelerator.name
+    name = problem.cluster.accelerator.priced_as
     pair, shipped = f"{problem.stack.name} on {name}", load_profile(name)
     own, laid = (each.stack_figures(problem.stack, name) for each in (shipped, profile))
     changed = [f"{key} = {figure.value:.4g}" for key, figure in laid.items() if own.get(key) != figure]
@@ -111,7 +111,7 @@ def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[st
 
 
 def _profile_assumptions(profile: Profile, problem: Problem) -> tuple[str, ...]:
-    known = profile.interval(problem.stack.name, problem.cluster.accelerator.name, problem.model.is_moe)
+    known = profile.interval(problem.stack.name, problem.cluster.accelerator.priced_as, problem.model.is_moe)
     interval = f"step times may be {1 - known.low:.0%} lower to {known.high - 1:.0%} higher ({known.source})"
     if profile.fitted:
         return (f"kernel and collective curves of {profile.accelerator} are fitted to measured kernels; {interval}",)

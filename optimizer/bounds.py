@@ -262,6 +262,8 @@ def frame_bounds(model: CostModel, space: Space) -> tuple[Floats, npt.NDArray[np
     least = np.full(len(frames), np.inf)
     sequences = model.problem.workload.global_batch // frames.dp
     offered = _offered(space)
+    if not offered:  # no way through the batch, as where a stack has none of the schedules that are asked for
+        return least, np.zeros(len(frames), dtype=bool)
     micro_batches = sorted({micro_batch for _, micro_batch in offered})
     paired = next((SCHEDULES[code] for code, _ in offered if SCHEDULES[code] in PAIRED), "")
     work, kinds, dense, expert = _least_work(model, space, unique, np.array(micro_batches, dtype=np.int64), paired)
@@ -340,7 +342,7 @@ def _plain_table(
         vpp=same(1),
         micro_batch=same(micro_batch),
         num_microbatches=same(1),
-        sequence_parallel=space.sequence_parallel(frames.tp),
+        sequence_parallel=space.sequence_parallel(frames.tp, frames.cp),
         cp_type=same(cp_type),
         schedule=same(ONE_F_ONE_B),
         sharding=same(sharding),

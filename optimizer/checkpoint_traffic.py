@@ -66,7 +66,7 @@ def checkpoint_traffic(problem: Problem, priced: PricedLayout, way: Way, profile
     each = state_bytes(problem) / priced.devices_used
     drain_s = each / drained if drained > 0 else float("inf")
     slower = switched(problem, priced.layout).model_copy(update={"cluster": slowed(cluster, {way.level: 1.0 - taken / rate})})
-    model = CostModel(slower, load_profile(cluster.accelerator.name, profile))
+    model = CostModel(slower, load_profile(cluster.accelerator.priced_as, profile))
     step_s = price_layout(model, priced.layout, simulated=False).step_time_s if taken else priced.step_time_s
     interval_s = _interval_s(problem, priced, drain_s)
     share = None if interval_s is None else min(drain_s / interval_s, 1.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..cost_models.checkpoint import Failures
 from ..cost_models.money import per_million_tokens
+from ..cost_models.reliability import supernode_size
 from ..search_spaces.cluster import ClusterSpec
 from ..search_spaces.documents import read_document
 from ..search_spaces.errors import Infeasible, InputError
@@ -17,6 +18,7 @@ from ..search_spaces.inputs import build_problem
 from ..search_spaces.model import ModelSpec
 from ..search_spaces.scaling import scaled
 from .endurance import goodput_of
+from .interrupts import came, stoppable
 from .planner import plan
 from .reports import wording
 from .result import PricedLayout, Result
@@ -24,6 +26,7 @@ from .result import PricedLayout, Result
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 MOVES = 1.05
 """Largest over least ratio of prices from which on it is told how a size moves between them."""
+UNPLANNED = "was not planned: interrupted before"
 Progress = Callable[[str, float], None]
 
 
@@ -90,6 +93,7 @@ class Compared(Result):
     rows: tuple[Row, ...]
     overtakes: tuple[Overtake, ...] = ()
     assumptions: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()  # what an interrupt left unplanned, in words
 
 
 @dataclass(frozen=True)
@@ -138,26 +142,50 @@ def compare(
     sizes: Sequence[float] = (),
     progress: Progress | None = None,
 ) -> Compared:
-    """The best plan on every cluster, at the model's own size or at each of `sizes`, there each two clusters compared."""
+    """The best plan on every cluster, at the model's own size or at each of `sizes`, there each two clusters compared.
+
+    An interrupt ends it with what is planned by then, the plan that it broke off left out; KeyboardInterrupt where that is nothing.
+    """
     models = [scaled(model, size) for size in sorted(sizes)] if sizes else [model]
-    total, rows = len(models) * len(field.clusters), list[Row]()
-    for number, spec in enumerate(models):
-        sides = []
-        for place, (cluster, devices) in enumerate(zip(field.clusters, field.devices, strict=True)):
+    asked = [(spec, place) for spec in models for place in range(len(field.clusters))]
+    sides, before = list[Side](), came()
+    with stoppable() as ended:
+        for number, (spec, place) in enumerate(asked):
             if progress is not None:
-                progress(cluster.name, (number * len(field.clusters) + place) / total)
-            sides.append(_side(spec, cluster, devices, global_batch, seq_len, precision, field.prices.get(cluster.name)))
-        rows.append(Row(parameters=spec.parameters(), active_parameters=spec.active_parameters(), sides=tuple(sides)))
-    pairs = combinations(range(len(field.clusters)), 2) if len(rows) > 1 else ()
+                progress(field.clusters[place].name, number / len(asked))
+            side = _side(spec, field, place, global_batch, seq_len, precision)
+            if came() > before:
+                break
+            sides.append(side)
+    if not sides:
+        raise ended.by or KeyboardInterrupt
+    width = len(field.clusters)
+    rows = tuple(_row(spec, sides[n * width : (n + 1) * width], field) for n, spec in enumerate(models) if n * width < len(sides))
+    whole = rows[: len(sides) // width]
+    pairs = combinations(range(width), 2) if len(whole) > 1 else ()
     return Compared(
         model=model.name,
         global_batch=global_batch,
         seq_len=seq_len,
         precision=precision,
-        rows=tuple(rows),
-        overtakes=tuple(overtake(rows, first, second, field.prices) for first, second in pairs),
+        rows=rows,
+        overtakes=tuple(overtake(whole, first, second, field.prices) for first, second in pairs),
         assumptions=_assumptions(field),
+        unanswered=tuple(f"{_named(spec)} on {field.clusters[place].name} {UNPLANNED}" for spec, place in asked[len(sides) :]),
     )
+
+
+def _row(model: ModelSpec, sides: Sequence[Side], field: Field) -> Row:
+    """All sides of a model; those that an interrupt left out say so."""
+    left = [
+        Side(cluster=cluster.name, devices=devices, supernode=supernode_size(cluster), reason=UNPLANNED)
+        for cluster, devices in zip(field.clusters[len(sides) :], field.devices[len(sides) :], strict=True)
+    ]
+    return Row(parameters=model.parameters(), active_parameters=model.active_parameters(), sides=(*sides, *left))
+
+
+def _named(model: ModelSpec) -> str:
+    return f"{model.name} of {wording.large(model.parameters())}"
 
 
 def overtake(rows: Sequence[Row], first: int, second: int, prices: Mapping[str, float]) -> Overtake:
@@ -259,10 +287,9 @@ def _premium(first: Side, second: Side) -> float | None:
     return 0.0 if theirs is None else theirs / mine
 
 
-def _side(
-    model: ModelSpec, cluster: ClusterSpec, devices: int, global_batch: int, seq_len: int, precision: str, price: float | None
-) -> Side:
-    supernode = next(level.size or devices for level in cluster.levels if level.name == cluster.supernode)
+def _side(model: ModelSpec, field: Field, place: int, global_batch: int, seq_len: int, precision: str) -> Side:
+    cluster, devices = field.clusters[place], field.devices[place]
+    price, supernode = field.prices.get(cluster.name), supernode_size(cluster)
     problem = build_problem(model, cluster, devices, global_batch, seq_len, None, precision)
     try:
         best = plan(problem, top=1, inside_by_default=True, bound_cuts=False).plan

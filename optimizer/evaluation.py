@@ -44,7 +44,7 @@ def evaluate(
     `replayed` also times the schedule event by event, which takes as long as there are micro-batches.
     """
     problem = switched(problem, layout)
-    model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
+    model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as, profile))
     broken = violations(problem, layout)
     unpriced = tuple(_unpriced(layout))
     if unpriced or any(violation.rule in UNPRICEABLE for violation in broken):
@@ -122,7 +122,7 @@ def _described(model: CostModel, layout: Layout, found: Detail) -> PricedLayout:
     accelerator = problem.cluster.accelerator
     peak = accelerator.peak_flops[problem.workload.precision].value
     tokens = problem.workload.global_batch * problem.workload.seq_len
-    interval = model.profile.interval(problem.stack.name, accelerator.name, problem.model.is_moe)
+    interval = model.profile.interval(problem.stack.name, accelerator.priced_as, problem.model.is_moe)
     return PricedLayout(
         layout=layout.model_copy(update={"overlap": _overlap(problem, layout)}),
         step_time_s=seconds,

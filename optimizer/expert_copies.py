@@ -1,7 +1,8 @@
 """How many copies each expert has, and how experts and copies fill the ranks of a unit so that the fullest holds least.
 
 Copies are given to heavy experts in several ways, moved while that helps, and packed (expert_packing.py). Where the bound is still
-far, the two heaviest experts are tried with other numbers of copies, and CP-SAT decides numbers and places at once.
+far, the two heaviest experts are tried with other numbers of copies, then all moves of a copy are packed at once, time after time
+(expert_counts.py), and of few experts CP-SAT decides numbers and places at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import product
 import numpy as np
 
 from ..search_spaces.layout import Floats, Ints
+from .expert_counts import Counted, recounted
 from .expert_model import rearranged
 from .expert_packing import TIGHT, improved, longest_first, pack, packing_bound
 
@@ -92,24 +94,28 @@ def packed_quickly(loads: Floats, ranks: int, owner: Ints) -> tuple[Ints, float]
 
 def _copied_and_packed(loads: Floats, ranks: int, redundant: int, enough: float) -> Ints:
     """Slots of one unit, whose fullest rank need not hold less than `enough`."""
-    owner, bound = owners(loads, 0, ranks), copies_bound(loads, ranks, redundant)
-    if redundant:
-        owner = _best_shared(loads, ranks, redundant, max(enough, bound * (1.0 + TIGHT)), max(enough, bound * FAR))
-    packed = pack(split(loads, owner), ranks, owner, enough)
+    if not redundant:
+        return np.argsort(pack(loads, ranks, enough=enough).device, kind="stable")
+    bound = copies_bound(loads, ranks, redundant)
+    near = max(enough, bound * FAR)
+    shared = _best_shared(loads, ranks, redundant, max(enough, bound * (1.0 + TIGHT)), near)
+    owner = np.repeat(np.arange(len(loads)), shared.counts)
+    packed = pack(split(loads, owner), ranks, owner, enough, start=shared.device)
     slots = owner[np.argsort(packed.device, kind="stable")]
-    if redundant and packed.fullest > max(enough, bound * FAR) and len(loads) * ranks <= REARRANGED_PLACES:
-        return rearranged(loads, ranks, slots)
-    return slots
+    return rearranged(loads, ranks, slots) if packed.fullest > near and len(loads) * ranks <= REARRANGED_PLACES else slots
 
 
-def _best_shared(loads: Floats, ranks: int, redundant: int, target: float, near: float) -> Ints:
-    """The expert of every copy as the best of several ways shares them out; more ways where none comes `near`."""
+def _best_shared(loads: Floats, ranks: int, redundant: int, target: float, near: float) -> Counted:
+    """Copies as the best of several ways shares them out; more numbers of them where none comes `near`."""
     moved = [_with_moved_copies(loads, ranks, owners(loads, redundant, ranks, divisor), target) for divisor in DIVISORS]
-    best = min(moved, key=lambda found: found[1])
-    if best[1] <= near:
-        return best[0]
-    other = min(_settled(loads, ranks, redundant), key=lambda owner: packed_quickly(loads, ranks, owner)[1])
-    return min(best, _with_moved_copies(loads, ranks, other, target), key=lambda found: found[1])[0]
+    best = min(moved, key=lambda found: found.fullest)
+    if best.fullest <= near:
+        return best
+    settled = min(_settled(loads, ranks, redundant), key=lambda owner: packed_quickly(loads, ranks, owner)[1])
+    other = _with_moved_copies(loads, ranks, settled, target)
+    if other.fullest <= near:
+        return other
+    return min((recounted(loads, ranks, start, target) for start in (best, other)), key=lambda found: found.fullest)
 
 
 def _settled(loads: Floats, ranks: int, redundant: int) -> Iterator[Ints]:
@@ -125,9 +131,9 @@ def _settled(loads: Floats, ranks: int, redundant: int) -> Iterator[Ints]:
             yield owners(loads, redundant, ranks, settled=settled)
 
 
-def _with_moved_copies(loads: Floats, ranks: int, owner: Ints, target: float) -> tuple[Ints, float]:
-    """The expert of every copy, and the load of the fullest rank, after one more copy for an expert of the fullest rank at the
-    expense of one that suffers least, time after time, while that helps.
+def _with_moved_copies(loads: Floats, ranks: int, owner: Ints, target: float) -> Counted:
+    """Copies and their places after one more copy for an expert of the fullest rank at the expense of one that suffers least, time
+    after time, while that helps.
     """
     device, fullest = packed_quickly(loads, ranks, owner)
     tried = 0
@@ -144,7 +150,7 @@ def _with_moved_copies(loads: Floats, ranks: int, owner: Ints, target: float) ->
             if better or tried == MOST_TRIED:
                 break
         better &= tried < MOST_TRIED
-    return owner, fullest
+    return Counted(np.bincount(owner, minlength=len(loads)), device, fullest)
 
 
 def _moves(loads: Floats, ranks: int, owner: Ints, device: Ints) -> Iterator[Ints]:

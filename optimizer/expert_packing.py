@@ -47,16 +47,17 @@ class Packed:
     bound: float
 
 
-def pack(loads: Floats, devices: int, owner: Ints | None = None, enough: float = 0.0, seed: int = 0) -> Packed:
+def pack(loads: Floats, devices: int, owner: Ints | None = None, enough: float = 0.0, start: Ints | None = None) -> Packed:
     """Packs n items onto devices, n/devices on each. Items of one `owner`, copies of an expert, go to different devices.
 
-    Nothing more is tried once the fullest device holds no more than `enough`. Raises ValueError if n is not a multiple of devices.
+    From a `start`, the device of every item, or longest processing time first. Nothing more is tried once the fullest device holds
+    no more than `enough`. Raises ValueError if n is not a multiple of devices.
     """
     if len(loads) % devices:
         raise ValueError(f"{len(loads)} items do not divide evenly over {devices} devices")
     owner = np.arange(len(loads)) if owner is None else owner
     bound = packing_bound(loads, devices)
-    device = improved(loads, longest_first(loads, devices, owner), devices, owner)
+    device = improved(loads, longest_first(loads, devices, owner) if start is None else start, devices, owner)
     target = max(bound * (1.0 + TIGHT), enough)
     if _fullest(loads, device, devices) <= target:
         return Packed(device, _fullest(loads, device, devices), bound)
@@ -64,7 +65,7 @@ def pack(loads: Floats, devices: int, owner: Ints | None = None, enough: float =
         device, proven = _solved(loads, device, devices, owner, WHOLE_LIMIT)
         fullest = _fullest(loads, device, devices)
         return Packed(device, fullest, min(max(bound, in_whole(loads, proven)), fullest))
-    device = _by_parts(loads, device, devices, owner, target, np.random.default_rng(seed))
+    device = _by_parts(loads, device, devices, owner, target, np.random.default_rng(0))
     return Packed(device, _fullest(loads, device, devices), bound)
 
 

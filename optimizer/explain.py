@@ -11,10 +11,11 @@ from ortools.sat.python import cp_model
 from ..cost_models.profile import Profile
 from ..cost_models.step import CostModel
 from ..search_spaces.cluster import ClusterSpec
-from ..search_spaces.conditions import all_of, any_of, equal, more_than
+from ..search_spaces.conditions import all_of, any_of, divides, equal, more_than, negation
 from ..search_spaces.constraints import PeakTable, RuleModel, build_model, candidate_domains
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible
+from ..search_spaces.expressions import product
 from ..search_spaces.flags import parse_clause
 from ..search_spaces.layout import Problem
 from ..search_spaces.quantities import DERIVED, constants, usable_bytes, words_for
@@ -102,7 +103,18 @@ def searched(problem: Problem, profile: Profile) -> bool:
     """Whether a search of its own finds a layout of the problem that fits; none is looked for where the states alone do not."""
     if training_states(problem).state_bytes > problem.devices * usable_bytes(problem):
         return False
-    return Search(Space(problem), CostModel(problem, profile), top=1, work_limit=TRY_WORK).finds_any()
+    lean = _with_leanest_schedule(problem)
+    return Search(Space(lean), CostModel(lean, profile), top=1, work_limit=TRY_WORK).finds_any()
+
+
+def _with_leanest_schedule(problem: Problem) -> Problem:
+    """The problem with 1F1B, if the user left that free: no schedule that a search tries keeps fewer micro-batches, and interleaved
+    chunks, which keep more, are most of what it would look at in vain.
+    """
+    fix = problem.workload.fix
+    if "1f1b" not in problem.stack.schedules or {"schedule", "vpp"} & fix.keys():
+        return problem
+    return _with_workload(problem, {"fix": {**fix, "schedule": ("1f1b",)}})
 
 
 def training_states(problem: Problem) -> States:
@@ -190,19 +202,21 @@ def _amount(size: float) -> str:
     return f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
 
 
+_SP_CAN_BE = all_of(more_than("tp", 1), divides(product("cp", "tp"), "seq_len"))
 SP_WITH_TP = Rule(
     "P005",
-    "SP goes with TP unless it is fixed otherwise",
+    "SP goes with TP where it divides the sequence, unless it is fixed otherwise",
     "default",
     "arithmetic",
-    any_of(all_of(more_than("tp", 1), equal("sequence_parallel", 1)), all_of(equal("tp", 1), equal("sequence_parallel", 0))),
+    any_of(all_of(_SP_CAN_BE, equal("sequence_parallel", 1)), all_of(negation(_SP_CAN_BE), equal("sequence_parallel", 0))),
 )
 
 
 def _binding(problem: Problem, memory: bool = False) -> tuple[Rule, ...]:
     """The rules of a problem with the default that the search itself keeps to."""
     rules = tuple(rule for rule in rules_for(problem) if memory or rule.scope != "memory")
-    return rules if "sequence_parallel" in problem.workload.fix else (*rules, SP_WITH_TP)
+    chosen = "sequence_parallel" in problem.workload.fix or not problem.stack.sequence_parallel
+    return rules if chosen else (*rules, SP_WITH_TP)
 
 
 def _model(

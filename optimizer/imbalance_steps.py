@@ -36,7 +36,7 @@ def steps_at(
     own = problem.workload.imbalance_at(layout.ep)
     points = {round(at, 4): (at, of) for at, of in sorted(named.items(), key=lambda item: item[1])}  # a name before none
     points[round(own, 4)] = (own, points.get(round(own, 4), (own, ""))[1] or ASSUMED)
-    curves = load_profile(problem.cluster.accelerator.name, profile)
+    curves = load_profile(problem.cluster.accelerator.priced_as, profile)
     found = []
     for _, (at, of) in sorted(points.items()):
         if not 1 <= at <= MOST_IMBALANCE:

@@ -12,6 +12,7 @@ from ..search_spaces.groups import placed_alike
 from ..search_spaces.layout import FLAG_RANK_ORDERS, RANK_ORDERS, Layout, LayoutTable, Problem
 from ..search_spaces.rules import violations
 from ..search_spaces.stack import MEGATRON_CORE
+from .reports import wording
 
 WORTH = 0.0005
 """Share of the step that an order has to spare to be spoken of: less is 0.0 % of it."""
@@ -42,10 +43,10 @@ def other_orders(problem: Problem, profile: Profile, layouts: Sequence[Layout]) 
     )
     for step_s, place, order in better:
         if not violations(wide, layouts[place].model_copy(update={"rank_order": order})):
-            whose = f"alternative {place}" if place else "the plan"
-            gain = f"{order} makes {whose} {1.0 - step_s / own_s:.1%} faster than the plan is, {step_s:.4g} s"
+            whose = f"alternative {place}" if place else "the plan's layout"
+            gain = f"{order} gives {whose} {step_s:.4g} s, {wording.percent(1.0 - step_s / own_s)} less than the plan"
             return f"of the {OTHERS}, {gain}: --rank-order all searches them"
-    none = f"none of the {OTHERS} makes a layout reported here {WORTH:.2%} faster than the plan"
+    none = f"none of the {OTHERS} makes a layout reported here {100 * WORTH:.2g} % faster than the plan"
     return f"{none}: --rank-order all searches them for others"
 
 

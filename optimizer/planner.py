@@ -18,6 +18,7 @@ from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.layout import Problem
 from .aims import STEP_TIME, Aims, parse_aims
 from .assumptions import assumptions, exchange_assumptions, schedule_assumptions
+from .beyond import more_chunks, offloaded
 from .deadline import Deadline
 from .engines import ENGINES, Task, solve
 from .evaluation import priced_and_replayed
@@ -26,7 +27,6 @@ from .incumbent import Setting
 from .interrupts import stoppable
 from .known_best import KnownBest
 from .leftover import Chosen, Left, as_allocated, chosen, with_left
-from .offloading import offloaded
 from .orders import other_orders
 from .recutting import Recut, settled
 from .reports.comparison import compare
@@ -87,7 +87,7 @@ def plan(
     more = objective != STEP_TIME or sensitivity or robust or refine is not None
     _refuse_unasked(problem, engine, top, aims, refine)
     _refuse_unplanned(problem, alone=engine in ("auto", "bnb") and not more and not lost)
-    curves = load_profile(problem.cluster.accelerator.name, profile)
+    curves = load_profile(problem.cluster.accelerator.priced_as, profile)
     planning = _Planning(curves, profile, engine, top, deadline, progress, left, inside_by_default, bound_cuts, known)
     fastest, rest = planning.fastest(problem)
     if not more:
@@ -181,7 +181,7 @@ class _Planning:
             answer = self._searched(problem, share)
         if self.left is not None and self.left.open:
             setting, heard = Setting(problem, self.curves), self._heard_of("other spreads")
-            answer = spread_out(setting, answer, self._finished, self.deadline, heard)
+            answer = spread_out(setting, answer, self._finished, self.deadline, heard, self.known)
         found = answer.found
         if not found.best:
             return answer
@@ -218,7 +218,8 @@ class _Planning:
         self, model: CostModel, answer: Answer, priced: Sequence[PricedLayout], place: SlowPlace | None, rest: Deadline
     ) -> Plan:
         problem, best = answer.problem, priced[0]
-        words = "; ".join((Space(problem).words, *self._beyond(problem, priced, rest)))
+        cuts = answer.cuts if place is None else None
+        proved = _certificate(answer.found, Space(problem).words, best.step_time_s, cuts, alone=self.known is None)
         return Plan(
             paraplan=version("paraplan"),
             problem=problem,
@@ -230,23 +231,22 @@ class _Planning:
                 *(self.left.said if self.left else ()),
             ),
             plan=best,
-            certificate=_certificate(
-                answer.found, words, best.step_time_s, answer.cuts if place is None else None, alone=self.known is None
-            ),
+            certificate=proved.model_copy(update={"beyond": self._beyond(problem, priced, rest)}),
             alternatives=tuple(beside(problem, best, other) for other in priced[1:]),
             ties=ties(problem, self.curves, best, priced[1:]),
         )
 
-    def _beyond(self, problem: Problem, priced: Sequence[PricedLayout], rest: Deadline) -> list[str]:
-        """What the certificate says of rank orders and shares offloaded that the space has not."""
+    def _beyond(self, problem: Problem, priced: Sequence[PricedLayout], rest: Deadline) -> tuple[str, ...]:
+        """What the certificate says of rank orders, shares offloaded and chunks that the space has not."""
         if not self.bound_cuts or rest.passed:
-            return []
+            return ()
         kept = with_inside(problem, DEFAULT_INSIDE) if self.inside_by_default else problem
         reported = [each.layout for each in priced]
         with stoppable():
-            moved = offloaded(Setting(kept, self.curves), reported, priced[0].step_time_s, self.deadline)
-            return [words for words in (other_orders(kept, self.curves, reported), moved) if words]
-        return []
+            asked = Setting(kept, self.curves), reported, priced[0].step_time_s, self.deadline
+            said = other_orders(kept, self.curves, reported), offloaded(*asked), more_chunks(*asked)
+            return tuple(words for words in said if words)
+        return ()
 
     def _prices(self, answer: Answer, best: PricedLayout) -> dict[str, object]:
         """What reserved memory costs, and what uneven experts would."""

@@ -40,7 +40,7 @@ RATES = ("tokens_per_s_per_device", "model_tflops_per_device", "mfu", "mfu_full_
 
 
 class PricedLayout(Result):
-    """One layout with everything that is predicted about it (design section 2 defines each figure)."""
+    """One layout with everything that is predicted about it."""
 
     layout: Layout
     step_time_s: float
@@ -70,8 +70,8 @@ class Certificate(Result):
     How many met which end, and `any_cuts_lower_bound_s`, hang on where a search begins as well: a point of a sweep, which begins
     with what others found before it, tells neither, so that it is the same whatever these were.
     Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it, and there is none
-    where that was not bounded either. `space` says how
-    each layout is cut into chunks: `status`, `lower_bound_s` and `gap` hold for these cuts, `any_cuts_lower_bound_s` and
+    where that was not bounded either. `beyond` says what was looked at outside the space, with the flag that searches it. `space`
+    says how each layout is cut into chunks: `status`, `lower_bound_s` and `gap` hold for these cuts, `any_cuts_lower_bound_s` and
     `any_cuts_gap` for all layouts however they are cut, chunks redoing as many layers each. Of the plan's own layout no other cuts
     are faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap), nor other depths of its chunks where its stack is told
     these; `cuts_found_s` is what the plan's take, the best that is known.
@@ -91,6 +91,7 @@ class Certificate(Result):
     cuts_lower_bound_s: float | None = None
     cuts_gap: float | None = None
     cuts_found_s: float | None = None
+    beyond: tuple[str, ...] = ()
 
 
 class Tie(Result):

@@ -49,7 +49,7 @@ def uncertain(setting: Setting) -> list[Uncertain]:
     idle = () if problem.model.is_moe else ("host_floor_moe_s",)
     found = [_of_stack(name, _bounds(getattr(stack, name))) for name in CALIBRATED if name not in idle]
     if not _wide(found[0]):
-        known = setting.profile.interval(stack.name, problem.cluster.accelerator.name, problem.model.is_moe)
+        known = setting.profile.interval(stack.name, problem.cluster.accelerator.priced_as, problem.model.is_moe)
         efficiency = stack.efficiency.value
         found[0] = _of_stack("efficiency", (efficiency, efficiency / known.high, efficiency / known.low))
     found += list(_of_cluster(setting))
@@ -109,7 +109,7 @@ def _of_stack(name: str, bounds: tuple[float, float, float]) -> Uncertain:
 
 def _with_stack(setting: Setting, name: str, value: float) -> Setting:
     problem, profile = setting.problem, setting.profile
-    stack, accelerator = problem.stack, problem.cluster.accelerator.name
+    stack, accelerator = problem.stack, problem.cluster.accelerator.priced_as
     figure = Figure(value=value, source="a scenario", grade="given")
     figures = {**profile.stack_figures(stack, accelerator), name: figure}
     stacks = {**profile.stacks, stack.name: {**profile.stacks.get(stack.name, {}), accelerator: figures}}

@@ -33,7 +33,8 @@ from .bounds import (
     work_bounds_s,
 )
 from .interrupts import check, raised, stoppable
-from .stages import EQUAL, Partition, cut_family, fitting_family_s, least_partitions, partitioned_exactly, reachable, refined
+from .reach import reachable
+from .stages import EQUAL, Partition, cut_family, fitting_family_s, least_partitions, partitioned_exactly, refined
 
 ROWS_PER_BATCH, ROWS_AT_MOST = 300_000, 800_000
 """Layouts of the frames whose works are bounded together, at first, and once these have set a limit that seldom falls: then what a
@@ -49,8 +50,10 @@ WAVE_AT_FIRST, WAVE_BELOW = 64, 512
 """Works, and layouts, that are taken up before the limit is looked at again; the first waves are small, and double: what they find
 spares the later ones most. Where a limit is known from the begin they are of many, which cost little more together than a few do.
 """
-FRAMES_LOOKED_AT, WORKS_LOOKED_AT = 256, 1 << 13
-"""Frames from the whole order, and works of theirs, among which a layout that fits is looked for first where any will do."""
+FRAMES_LOOKED_AT, WORKS_LOOKED_AT = 256, (1 << 9, 1 << 13)
+"""Frames from the whole order, and works of theirs, a few and then more, among which a layout that fits is looked for first where
+any will do.
+"""
 NEAR, NEAR_LAYOUTS = 0.05, 16
 """By how much of the step a layout that is not cut exactly may be slower than those that are kept to be cut anew after the search,
 which gains 1 % at the mean and more than that of one in thirty, and how many are.
@@ -224,17 +227,19 @@ class Search:
         """
         self._any_will_do = True
         order, bound = self.begin()
-        self._score_roomy(_spread(order))
+        for most in WORKS_LOOKED_AT:
+            if not self._best:
+                self._score_roomy(_spread(order), most)
         batches = self._batches(order, self.space.layouts_per_frame, bound)
         while not self._best and (batch := next(batches, None)) is not None:
             self._score_works(batch)
         return bool(self._best)
 
-    def _score_roomy(self, frames: npt.NDArray[np.intp]) -> None:
+    def _score_roomy(self, frames: npt.NDArray[np.intp], most: int) -> None:
         """Scores 1F1B layouts of some works of some frames that memory has room for until one fits."""
         works = self.space.works(frames)
         exact = np.nonzero(partitioned_exactly(self.model.problem, works.table))[0]
-        works = works.take(exact[:: 1 + len(exact) // WORKS_LOOKED_AT])
+        works = works.take(exact[:: 1 + len(exact) // most])
         table, of_work = self.space.layouts_of(works)
         rows, frame = self.model.rows(works.table).spread(table, of_work), frames[works.frame][of_work]
         fits = np.nonzero(row_bounds_bytes(self.model, rows) <= self.model.usable_bytes)[0]

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from ..cost_models.checkpoint import Failures
 from ..cost_models.reliability import SECONDS_PER_DAY, SERVER, SUPERNODE, server_size, spare_units, supernode_size
-from ..search_spaces.cluster import ClusterSpec
+from ..search_spaces.cluster import ClusterSpec, Figure
 from ..search_spaces.degraded import LARGE_TILES
 from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.inputs import MOST_DEVICES, build_problem, load_cluster, load_model
 from ..search_spaces.layout import Problem
 from .endurance import failure_lines, furthest, stretch_ends
+from .interrupts import came, stoppable
 from .planner import plan
 from .result import Goodput, Line, PricedLayout, Result
 
@@ -33,8 +34,6 @@ NEAR = 0.01
 """Share of a count by which the one below it may be off: steps are not known any better."""
 MOST_SURE = 4  # plans of larger counts, to find one that is in time at the late end of what is uncertain
 LAYOUTS = 4  # of a count, the fastest ones: of these the one that gets furthest with failures is taken
-REPAIR_DAYS = 3.0
-"""Days that what fails is away where nobody says: a part from the maker's stock, its change, a test (assumed, and told)."""
 NO_GAIN = 3  # larger jobs in a row that are no faster than the fastest before the batch is taken to be the limit
 Progress = Callable[[str, float], None]
 
@@ -103,8 +102,9 @@ class Sizing(Result):
     failure_lines: tuple[Line, ...] = ()
     spare_servers: int | None = None
     spare_supernodes: int | None = None
-    repair_days: float
+    repair_days: float | None = None  # not known
     assumptions: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()  # what an interrupt left untried, in words
 
 
 def amount(text: str, flag: str) -> float:
@@ -125,8 +125,8 @@ def size(
     one that divides its supernodes well may do with fewer devices than one that is larger: of all counts with which no device has
     to do MORE times what it did in any plan, the likely ones (`likely`) are tried from the least on, then the whole units between
     the last that is too slow and the first that is not, by halving, down to NEAR. The chosen count gets the layout that gets
-    furthest with failures, of its fastest LAYOUTS. Infeasible where no count tried is in time. InputError for a target that is
-    none.
+    furthest with failures, of its fastest LAYOUTS. An interrupt ends it with the least count tried that is in time.
+    Infeasible where no count tried is in time. InputError for a target that is none.
     """
     if not 0 < run.days < math.inf:
         raise InputError(f"--days {run.days:g}: must be a number of days greater than 0")
@@ -135,15 +135,31 @@ def size(
     if repair_days is not None and not 0 < repair_days < math.inf:
         raise InputError(f"--repair-days {repair_days:g}: must be a number of days greater than 0")
     trials = _Trials(run, progress)
-    enough = _first_in_time(trials, target_mfu)
-    least = trials.least()
-    enough = _narrowed(trials, least, _fewer(trials, least, enough))
-    trials.look_closer(enough)
-    _look_for_sure(trials, enough)
+    with stoppable() as ended:
+        enough = _first_in_time(trials, target_mfu)
+        least = trials.least()
+        enough = _narrowed(trials, least, _fewer(trials, least, enough))
+        trials.look_closer(enough)
+        _look_for_sure(trials, enough)
+    if ended.by is not None:
+        enough, least = trials.least_in_time(ended.by), trials.least()
     tried = trials.tried
     sure = next((tried[count] for count in sorted(tried) if count >= enough and _surely_in_time(run, tried[count])), None)
-    found = _Found(tried[enough], sure, least, trials.short(enough), trials.unit, tuple(tried[count] for count in sorted(tried)))
-    return _sized(run, found, target_mfu, repair_days)
+    left = f"interrupted: fewer than {enough:,} devices may do, and more may be what is in time at the late end"
+    return _sized(
+        run,
+        _Found(
+            chosen=tried[enough],
+            sure=sure,
+            least=least,
+            short=trials.short(enough),
+            unit=trials.unit,
+            tried=tuple(tried[count] for count in sorted(tried)),
+            unanswered=(left,) if ended.stopped else (),
+        ),
+        target_mfu,
+        repair_days,
+    )
 
 
 def attempt(run: Run, devices: int, layouts: int = 1) -> Tried:
@@ -161,6 +177,15 @@ def attempt(run: Run, devices: int, layouts: int = 1) -> Tried:
     stretches = (1.0, 1.0) if failures is None else stretch_ends(failures, best)
     low, high = (run.days_of(end * stretch) for end, stretch in zip(best.step_time_interval_s, stretches, strict=True))
     return Tried(devices=devices, plan=best, goodput=goodput, days=run.days_of(step_s), days_interval=(low, high))
+
+
+def _whole(run: Run, devices: int, *layouts: int) -> Tried:
+    """An attempt whose search was not cut short; KeyboardInterrupt for one that was."""
+    before = came()
+    found = attempt(run, devices, *layouts)
+    if came() > before:
+        raise KeyboardInterrupt
+    return found
 
 
 def counts(cluster: ClusterSpec) -> tuple[int, ...]:
@@ -241,7 +266,7 @@ class _Trials:
 
     def at(self, devices: int) -> Tried:
         if devices not in self.tried:
-            self.tried[devices] = attempt(self.run, devices)
+            self.tried[devices] = _whole(self.run, devices)
             if self.progress is not None:
                 self.progress(f"{devices:,} devices", min(len(self.tried) / MOST_PLANS, 1.0))
         return self.tried[devices]
@@ -252,13 +277,23 @@ class _Trials:
     def look_closer(self, devices: int) -> None:
         """Has a count's layout chosen by what failures make of it, where they are known."""
         if self.at(devices).goodput is not None:
-            self.tried[devices] = attempt(self.run, devices, LAYOUTS)
+            self.tried[devices] = _whole(self.run, devices, LAYOUTS)
 
     def without_idle(self, devices: int) -> int:
         """Of a count in time what its plan uses, as long as a plan of only that is in time."""
         used = self.at(devices).plan
         needed = devices if used is None else -(-used.devices_used // self.unit) * self.unit
         return self.without_idle(needed) if needed < devices and self.in_time(needed) else devices
+
+    def least_in_time(self, ended: BaseException) -> int:
+        """The least count tried that is in time; where none is, what `ended` the trials, or Infeasible with what was tried."""
+        if not self.tried:
+            raise ended
+        enough = min((count for count, one in self.tried.items() if _in_time(self.run, one)), default=None)
+        if enough is None:
+            told = (f"{count:,} devices: {one.reason or f'{one.days:.3g} days'}" for count, one in sorted(self.tried.items()))
+            raise Infeasible("interrupted before a count in time was found", tuple(told))
+        return enough
 
     def short(self, enough: int) -> int | None:
         """The largest count tried that is too slow and less than one in time."""
@@ -387,6 +422,7 @@ class _Found:
     short: int | None
     unit: int
     tried: tuple[Tried, ...]
+    unanswered: tuple[str, ...] = ()
 
 
 def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float | None) -> Sizing:
@@ -405,8 +441,8 @@ def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float
     if target_mfu is not None:
         lines.append(_at_target(run, target_mfu))
     failures = Failures.of(run.problem(chosen.devices))
-    away_days = REPAIR_DAYS if repair_days is None else repair_days
-    spare = spare_units(run.cluster, best.devices_used, away_days)
+    away = run.cluster.failures.repair_days if repair_days is None else Figure.model_validate(repair_days)
+    spare = {} if away is None else spare_units(run.cluster, best.devices_used, away.value)
     return Sizing(
         model=model.name,
         cluster=run.cluster.name,
@@ -425,17 +461,21 @@ def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float
         failure_lines=() if failures is None else failure_lines(failures, best),
         spare_servers=spare.get(SERVER),
         spare_supernodes=spare.get(SUPERNODE),
-        repair_days=away_days,
-        assumptions=_assumptions(run, goodput, spare, None if repair_days is not None else away_days),
+        repair_days=None if away is None else away.value,
+        assumptions=_assumptions(run, goodput, spare, away),
+        unanswered=found.unanswered,
     )
 
 
-def _assumptions(run: Run, goodput: Goodput | None, spare: Mapping[str, int], away_days: float | None) -> tuple[str, ...]:
-    """What a sizing rests on that nobody gave, in sentences; `away_days` is how long a failed unit is taken to be away."""
+def _assumptions(run: Run, goodput: Goodput | None, spare: Mapping[str, int], away: Figure | None) -> tuple[str, ...]:
+    """What a sizing rests on that nobody gave, in sentences; `away` are the days that a failed unit is."""
     said = () if goodput is None else goodput.assumptions
-    if spare and away_days is not None:
-        said += (f"what fails is away for {away_days:g} days (assumed): --repair-days says otherwise",)
-    return said if spare else (*said, f"no spares: how often {run.cluster.name} fails is not known")
+    if away is None:
+        return (*said, f"no spares: how long repairs of {run.cluster.name} take is not known: --repair-days says it")
+    if not spare:
+        return (*said, f"no spares: how often {run.cluster.name} fails is not known")
+    told = f"what fails is away for {away.value:g} days ({away.grade}): --repair-days says otherwise"
+    return said if away.grade == "given" else (*said, told)
 
 
 def sized(model: str, cluster: str, tokens: float, days: float, global_batch: int, seq_len: int, **more: str | None) -> Run:

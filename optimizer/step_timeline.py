@@ -105,7 +105,7 @@ class StepTimeline:
 def step_timeline(problem: Problem, layout: Layout, profile: str | None = None) -> StepTimeline:
     """The step of a layout whose stages are given."""
     problem = switched(problem, layout)
-    model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
+    model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as, profile))
     table = LayoutTable.from_layouts([layout])
     rows, cuts = model.rows(table), np.array([table.splits[0].cuts])
     flow, found = model.flow(rows, cuts), detail(model, layout)

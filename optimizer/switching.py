@@ -74,7 +74,7 @@ def switch(
     of them priced. It is never slower than a current layout that is legal. An interrupt or the deadline ends it with the best of
     those priced by then. `share`: devices that the current layout has in each supernode; None: as the plan has.
     """
-    model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
+    model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as, profile))
     here = _with_own_etp(problem, current)
     standing = _as_it_lies(here, plan, current, share)
     priced, broken = _as_it_stands(standing, current, profile)

@@ -176,7 +176,7 @@ def refuse_impossible(subject: Subject, proposal: Proposal, step_time_s: float |
 
 def learn(subject: Subject, proposals: Sequence[Proposal]) -> Lessons:
     """What the runs so far have taught."""
-    problem, name = subject.problem, subject.problem.cluster.accelerator.name
+    problem, name = subject.problem, subject.problem.cluster.accelerator.priced_as
     profile = load_profile(name, subject.profile)
     ran = [p for p in proposals if p.state == "ran"]
     calibration = None

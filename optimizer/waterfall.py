@@ -85,7 +85,7 @@ class Compared(Result):
 def compare_layouts(problem: Problem, first: Layout, second: Layout, *, profile: str | None = None) -> Compared:
     """Prices two layouts, whatever rules they break, and the way from one to the other. Infeasible if one cannot be priced."""
     (one, one_broken), (other, other_broken) = (evaluate(problem, layout, profile=profile) for layout in (first, second))
-    model = CostModel(problem, load_profile(problem.cluster.accelerator.name, profile))
+    model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as, profile))
     return Compared(
         paraplan=version("paraplan"),
         problem=problem,

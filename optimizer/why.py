@@ -83,7 +83,7 @@ class Ablation(Result):
     """What one choice of the plan buys: the best layout without it, `slower` as a share of the plan's step.
 
     `seconds` is what is lost without the choice, None where nothing fits without it. It is below 0 only for what the plan's search
-    did not look at: SP, which is on wherever tp > 1, or anything where the search was stopped.
+    did not look at: SP, which is on wherever it can be, or anything where the search was stopped.
     """
 
     choice: str
@@ -119,7 +119,7 @@ def why_not(
 
     Raises Infeasible where `chosen` itself is illegal or does not fit: nothing can be slower than what does not run.
     """
-    curves = load_profile(problem.cluster.accelerator.name, profile)
+    curves = load_profile(problem.cluster.accelerator.priced_as, profile)
     plan = _legal(problem, chosen, profile)
     report = None if progress is None else (lambda share: progress("searching", share))
     best = best_within(problem, Limits(fix), curves, time_limit_s, report, explained=True)
@@ -151,7 +151,7 @@ def ablation(
     An interrupt leaves the choices that were searched before, if any. Raises Infeasible where `chosen` itself is illegal or does
     not fit.
     """
-    curves = load_profile(problem.cluster.accelerator.name, profile)
+    curves = load_profile(problem.cluster.accelerator.priced_as, profile)
     plan = _legal(problem, chosen, profile)
     choices = list(_choices(problem, chosen))
     found: list[Ablation] = []

@@ -78,7 +78,7 @@ def read_current(path: Path, problem: Problem) -> tuple[Layout, int, int | None]
         theirs, priced = _priced(parse_document(text, str(path), as_json=True), path, 0)
         if _shape(theirs) != _shape(problem):
             raise InputError(f"{path}: is a layout of another model, {theirs.model.name}; name the model that the job trains")
-        return priced.layout, theirs.devices, _share(theirs) if _alike(theirs.cluster, problem.cluster) else None
+        return priced.layout, theirs.devices, _share(theirs) if theirs.cluster == problem.cluster else None
     try:
         given = parse_layout(",".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))
     except InputError as error:
@@ -135,7 +135,7 @@ def lying_as(told: tuple[Problem, PricedLayout] | None, cluster: str, devices: i
     """
     machine = load_cluster(cluster)
     check_devices(machine, devices)
-    if told is None or not _alike(machine, told[0].cluster) or told[1].layout.devices > devices:
+    if told is None or machine != told[0].cluster or told[1].layout.devices > devices:
         return machine, devices, None
     problem = told[0]
     if devices >= problem.devices:
@@ -147,15 +147,6 @@ def lying_as(told: tuple[Problem, PricedLayout] | None, cluster: str, devices: i
 def _share(problem: Problem) -> int:
     """Devices in each supernode but a last with the rest."""
     return problem.allocated_sizes[problem.cluster.supernode_place]
-
-
-def _alike(ours: ClusterSpec, theirs: ClusterSpec) -> bool:
-    return _unsized(ours) == _unsized(theirs)
-
-
-def _unsized(cluster: ClusterSpec) -> ClusterSpec:
-    """A cluster whatever its supernodes hold: plans of old say by that how devices lie."""
-    return cluster.model_copy(update={"levels": tuple(level.model_copy(update={"size": None}) for level in cluster.levels)})
 
 
 def _facts(problem: Problem) -> dict[str, Any]:

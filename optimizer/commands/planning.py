@@ -202,8 +202,8 @@ def evaluate_command(
 ) -> Answer:
     """Price one layout and say whether it is legal.
 
-    What --layout leaves out follows: dp from the devices; stages are cut as in a plan, fastest among those that fit; sharding is
-    zero1 or the first that the stack offers; the rest is 1 or off.
+    What --layout leaves out follows: dp from the devices; stages are cut as a search cuts them, fastest among those that fit (plan
+    then moves the cuts of its best layouts); sharding is zero1 or the first that the stack offers; the rest is 1 or off.
     """
     from ...cost_models.profile import load_profile
     from ...cost_models.step import CostModel
@@ -228,7 +228,7 @@ def evaluate_command(
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
     priced = over(priced, devices)
-    curves = load_profile(problem.cluster.accelerator.name, profile)
+    curves = load_profile(problem.cluster.accelerator.priced_as, profile)
     cost = CostModel(switched(problem, priced.layout), curves)
     cut = () if whole_layout is not None or STAGES in given else cut_assumptions(cost, priced)
     said = (

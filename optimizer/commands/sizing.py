@@ -84,7 +84,7 @@ def size_command(
             "--repair-days",
             parser=number,
             metavar="D",
-            help="Days that a failed server or supernode is away: how many spares then [3, if not given].",
+            help="Days that a failed server or supernode is away: how many spares then [what the cluster says].",
         ),
     ] = None,
     profile: Profile = None,

@@ -17,7 +17,7 @@ def html_page(title: str, style: str, body: str, script: str = "") -> str:
 <title>{escape(title)}</title>
 <style>
 body {{ font-family: {FONT}; margin: 1.5em; color: #222; }}
-.picture {{ overflow-x: auto; }}
+.picture svg {{ max-width: 100%; height: auto; }}
 {style}</style>{head}
 </head>
 <body>

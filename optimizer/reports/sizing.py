@@ -11,7 +11,7 @@ from ..comparing import Compared, Overtake, Row, Side, in_words
 from ..result import Goodput, Line
 from ..sizing import MORE, Sizing, Tried
 from . import wording
-from .drawing import BAD, GOOD, LABEL, STRONG, WIDE, grid, print_sections, section, width_of
+from .drawing import BAD, DOUBT, GOOD, LABEL, STRONG, WIDE, grid, print_sections, section, width_of
 from .further import degrees
 
 EXACT = 100.0
@@ -27,6 +27,7 @@ def render_compared(found: Compared, console: Console) -> None:
     sections += [_row(row, width, many=len(found.rows) > 1) for row in found.rows]
     sections += [_overtake(found.rows, each) for each in found.overtakes]
     sections.append(_notes("Assumptions", found.assumptions))
+    sections += [section("Left out", *(Text(f"{each}.", style=DOUBT) for each in found.unanswered))] if found.unanswered else []
     print_sections(console, sections, width)
 
 
@@ -48,6 +49,7 @@ def render_sizing(found: Sizing, console: Console) -> None:
     note = Text("each with its own best plan", style=LABEL)
     sections.append(section("Tried", _tried(found.tried, found), Text(_untried(found), style=LABEL), note=note))
     sections.append(_notes("Assumptions", found.assumptions))
+    sections += [section("Left out", *(Text(f"{each}.", style=DOUBT) for each in found.unanswered))] if found.unanswered else []
     print_sections(console, sections, width)
 
 
@@ -76,11 +78,13 @@ def _untried(found: Sizing) -> str:
 
 
 def _spares(found: Sizing) -> str:
-    """How many spares of what cover those that are being repaired; empty where failures are not known."""
+    """How many spares of what cover those that are being repaired; empty where failures or repairs are not known."""
     units = (("server", found.spare_servers), ("supernode", found.spare_supernodes))
     known = " and ".join(wording.count(count, unit) for unit, count in units if count is not None)
+    if not known or found.repair_days is None:
+        return ""
     away = "a day" if found.repair_days == 1 else f"{found.repair_days:g} days"
-    return known and f"{known} cover those in repair, {away} each, 99 % of the time"
+    return f"{known} cover those in repair, {away} each, 99 % of the time"
 
 
 def goodput_section(found: Goodput, spares: str = "") -> RenderableType:

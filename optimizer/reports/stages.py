@@ -105,4 +105,5 @@ def render_stages(step: StepTimeline, memory: Memory, console: Console) -> None:
         styles = [LABEL if number == 0 else ""] * (len(row) - 1) + [LABEL if number == 0 else BAD if over else STRONG]
         table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
     note = "per micro-batch; held: micro-batches in flight; memory in GiB"
+    note += "" if width >= WIDE else f", by term from {WIDE} columns on"
     print_sections(console, [section("Stages", table, note=Text(note, style=LABEL))], width)

@@ -22,7 +22,7 @@ CUT_SHORT = "not searched to the end"
 
 def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
     """Those that the plan has something to say about."""
-    if plan.inside is not None and (plan.inside.given or not plan.inside.kept or plan.inside.without is not None):
+    if plan.inside is not None:
         yield _inside(plan.inside)
     if plan.devices_left is not None:
         yield _left(plan.devices_left, bool(plan.problem.workload.inside))
@@ -35,7 +35,9 @@ def supernode_sections(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _inside(cost: InsideCost) -> Group:
-    """What keeping groups inside levels costs, and what would be faster without."""
+    """What keeping groups inside levels costs, and what would be faster without; the rule that goes without saying in a line."""
+    if cost.kept and cost.proved and cost.without is None and not cost.given:
+        return section("What the topology rule costs", Text(f"nothing: the best layout keeps to {cost.rule}, the default"))
     none = "nothing that keeps it fits" if cost.proved else f"nothing that keeps it was found, {CUT_SHORT}"
     kept = "kept" if cost.kept else none
     lines = [Text.assemble(("rule ", LABEL), (cost.rule, STRONG), f"   {kept}{'' if cost.given else ', by default'}")]
@@ -172,7 +174,7 @@ def _reserve(price: ReservePrice) -> Group:
     if price.before_s is not None and price.unreserved_s is not None:
         table.add_row(Text("nothing"), Text(wording.seconds(price.unreserved_s)), Text())
         saved = f"{wording.seconds(price.step_time_s - price.before_s)} less"
-        table.add_row(Text(f"below {price.since_gib:.2f} GiB"), Text(wording.seconds(price.before_s)), Text(saved))
+        table.add_row(Text(f"just below {price.since_gib:.2f} GiB"), Text(wording.seconds(price.before_s)), Text(saved))
     table.add_row(Text(f"{price.reserved_gib:g} GiB", style=STRONG), Text(wording.seconds(price.step_time_s), style=STRONG), Text())
     if price.until_gib is not None:
         step, more = "nothing fits", ""
@@ -192,12 +194,12 @@ def _reserve_words(price: ReservePrice) -> str:
     else:
         each = wording.seconds(cost_s / price.reserved_gib)
         last = wording.seconds(price.price_s_per_gib or 0.0)
-        said = f"The {whole} cost {wording.seconds(cost_s)} a step, {each} each on the mean and {last} the last"
+        said = f"The {whole} cost {wording.seconds(cost_s)} a step, {each} a GiB on the mean, the last one {last}"
     if price.next_s_per_gib is None:
         return f"{said}; with one more nothing fits."
     if price.next_s_per_gib > 0 or price.until_gib is None:
         return f"{said}; one more costs {wording.seconds(price.next_s_per_gib)}."
-    return f"{said}, nor do more below {price.until_gib:.2f} GiB."
+    return f"{said}; up to {price.until_gib:.2f} GiB more costs nothing."
 
 
 def checkpoint_section(traffic: CheckpointTraffic) -> Group:

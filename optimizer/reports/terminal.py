@@ -377,6 +377,8 @@ def _certificate(plan: Plan) -> Group:
     body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate))]
     body += [Text(sentence) for sentence in _simulated(plan.plan, plan.alternatives)]
     body += [Text(f"{asked[:1].upper()}{asked[1:]}.", style=DOUBT) for asked in plan.unanswered]
+    if certificate.beyond:
+        body.append(Text(f"Beyond the space: {'; '.join(certificate.beyond)}."))
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
     status = f"of the step time: {_status(certificate)}" if led else _status(certificate)
     return section("Certificate", *body, note=Text(status, style=GOOD if optimal else DOUBT))

@@ -138,7 +138,7 @@ def _shipped_curves(accelerator: str) -> str:
 def _digest(problem: Problem, profile: str | None, point: Point) -> str:
     from ...cost_models.profile import load_profile
 
-    name = problem.cluster.accelerator.name
+    name = problem.cluster.accelerator.priced_as
     curves = _shipped_curves(name) if profile is None else load_profile(name, profile).model_dump_json()
     parts = (problem.model_dump_json(), curves, json.dumps(dict(point.options), sort_keys=True))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

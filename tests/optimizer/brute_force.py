@@ -267,7 +267,8 @@ def _frames(problem: Problem) -> Iterator[dict[str, int]]:
             for ep, etp in product(of_experts, of_width):
                 if tp * cp * dp % (ep * etp) == 0:
                     frame = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "edp": tp * cp * dp // (ep * etp)}
-                    on = tp > 1 and problem.stack.sequence_parallel and fix.get("sequence_parallel") != ("false",)
+                    can = tp > 1 and c["seq_len"] % (tp * cp) == 0
+                    on = can and problem.stack.sequence_parallel and fix.get("sequence_parallel") != ("false",)
                     yield {**frame, "devices_used": tp * cp * pp * dp, "sequence_parallel": int(on)}
 
 

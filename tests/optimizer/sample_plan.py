@@ -37,7 +37,7 @@ def sample_problem() -> Problem:
         assumptions=(
             "stack megatron-lm (megatron-lm 0.16), the default of hgx-h800",
             "etp = 1: experts are spread over devices whole, not split by tensor parallelism",
-            "sequence parallelism is on wherever tp > 1",
+            "sequence parallelism is on wherever tp > 1 and tp·cp divides the sequence",
             "the fullest device receives 1.1 times the mean of routed tokens",
             "Adam with 12 bytes of states and a 4-byte gradient per parameter, all parameters trained, sequences of 4096 tokens "
             "not packed",

@@ -20,7 +20,8 @@ from paraplan.optimizer.bounds import (
     work_bounds_bytes,
     work_bounds_s,
 )
-from paraplan.optimizer.stages import partitioned_exactly, reachable
+from paraplan.optimizer.reach import reachable
+from paraplan.optimizer.stages import partitioned_exactly
 from paraplan.search_spaces.choices import FRAME
 from paraplan.search_spaces.conditions import any_of, at_most, equal
 from paraplan.search_spaces.enumeration import Space

@@ -28,7 +28,7 @@ def drawn(found: Checked) -> str:
 
 def test_assumptions_of_the_search_are_none_of_the_jobs() -> None:
     """A job with SP off is not told that it is on; the best layout is looked for with it, and that is said so."""
-    said = "sequence parallelism is on wherever tp > 1"
+    said = "sequence parallelism is on wherever tp > 1 and tp·cp divides the sequence"
     plain = check(job(LLAMA_7B, world=8, tp=2, **GOOD), cluster="hgx-h100", best=False)
     assert plain.given["sequence_parallel"] == "off" and not any(said in each for each in plain.assumptions)
     best = check(job(LLAMA_7B, world=8, tp=2, **GOOD), cluster="hgx-h100")

@@ -110,6 +110,33 @@ def test_export_is_read_back(
     assert found.priced.memory.peak_gib == pytest.approx(plan.plan.memory.peak_gib, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("framework", "model", "cluster", "said"),
+    [
+        ("megatron-lm", "deepseek-v2-lite", "hgx-h100", "--moe-router-pre-softmax"),
+        ("megatron-bridge", "deepseek-v2-lite", "hgx-h100", "moe_router_pre_softmax=True"),
+        ("mindspeed-llm", "deepseek-v2-lite", "atlas-800t-a2", "--moe-router-pre-softmax"),
+        ("mindspeed-llm", "qwen3-30b-a3b", "atlas-800t-a2", "--norm-topk-prob"),
+        ("mindformers", "qwen3-30b-a3b", "atlas-800t-a2", "norm_topk_prob: true"),
+        ("mindformers", "deepseek-v2-lite", "atlas-800t-a2", "norm_topk_prob: false"),
+        ("megatron-lm", "qwen3-30b-a3b", "hgx-h100", ""),  # softmax over the chosen experts is its default
+        ("mindspeed-llm", "deepseek-v3", "atlas-800t-a2", ""),  # sigmoids are always divided by their sum
+        ("megatron-lm", "glm-4.5-air", "hgx-h100", "--rotary-percent 0.5"),
+        ("megatron-bridge", "glm-4.5-air", "hgx-h100", "rotary_percent=0.5"),
+        ("mindspeed-llm", "glm-4.5-air", "atlas-800t-a2", "--rotary-percent 0.5"),
+    ],
+)
+def test_how_experts_are_weighed_and_heads_turned_is_read_back(framework: str, model: str, cluster: str, said: str) -> None:
+    devices = 256 if model == "deepseek-v3" else 32
+    plan = planned(framework, model, cluster, devices, 2 * devices, "tp=1,ep=8", ())
+    words = ("pre-softmax", "pre_softmax", "norm-topk", "norm_topk", "rotary-percent", "rotary_percent")
+    name, text = next((name, text) for name, text in render(plan, framework).items() if _read(text, name) is not None)
+    assert said in text and [word for word in words if word in text] == [word for word in words if word in said]
+    job, devised = read_text(text, name, devices=devices), plan.problem.model
+    assert job.model is not None and not job.unknown
+    assert job.model.kinds["moe"] == devised.kinds["moe"]
+
+
 def test_a_program_says_all_of_a_model_of_clamped_experts_and_mixed_windows() -> None:
     plan = planned("megatron-bridge", "gpt-oss-120b", "hgx-h100", 64, 64, "tp=2,pp=4,ep=8", ())
     program = render(plan, "megatron-bridge")["megatron_bridge_plan.py"]

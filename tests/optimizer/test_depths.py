@@ -10,6 +10,7 @@ import pytest
 import yaml
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import check
+from paraplan.optimizer.chunk_costs import opened
 from paraplan.optimizer.chunking import stage_bytes, step_seconds
 from paraplan.optimizer.chunks import best_chunks
 from paraplan.optimizer.evaluation import evaluate, with_default_stages
@@ -17,7 +18,7 @@ from paraplan.optimizer.exporters.mindformers import document
 from paraplan.optimizer.exporters.mindspeed_llm import files as mindspeed_files
 from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.planner import plan
-from paraplan.optimizer.recutting import opened, proved
+from paraplan.optimizer.recutting import proved
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import build_problem
@@ -158,7 +159,7 @@ def test_choices_that_layers_make_for_themselves_cost_what_they_cost_all(words: 
         # Ends and the largest transient are those of one choice, and what a stage holds of unequal chunks is their mean.
         assert stage_bytes(chunking, counts).max() == pytest.approx(priced.peak_bytes[place], rel=6e-3)
     leanest = float(np.sort(priced.peak_bytes)[:2].mean())
-    found = best_chunks(replace(chunking, limit_bytes=leanest), list(alike), seconds=2.0)
+    found = best_chunks(replace(chunking, limit_bytes=leanest), list(alike), seconds=0.5)
     assert found is not None
     fastest_s = priced.step_time_s[priced.peak_bytes <= leanest].min()
     assert found.step_s + model.problem.stack.step_overhead_s.value <= fastest_s * (1.0 - 1e-3 * mixed) + 1e-9

@@ -106,7 +106,7 @@ def test_a_batch_that_does_not_divide_names_the_next_one() -> None:
 
 
 def test_a_sequence_that_does_not_divide_names_the_next_one() -> None:
-    found = conflict(problem(seq_len=4100, fix="tp=4,cp=2"))
+    found = conflict(problem(seq_len=4100, fix="tp=4,cp=2,sequence_parallel=true"))
     assert "seq_len 4104" in [relaxation.sentence for relaxation in found.relaxations]
 
 

@@ -129,6 +129,14 @@ def test_no_vpp_alone_makes_the_plan_faster(model: str, devices: int, batch: int
             assert fixed.plan.step_time_s > free * (1.0 - 1e-9)
 
 
+@pytest.mark.parametrize(("model", "cluster", "devices", "batch", "length"), [("llama-3.1-8b", "hgx-h100", 64, 8, 4095)])
+def test_a_length_that_tp_does_not_divide_is_no_bar_to_tp(model: str, cluster: str, devices: int, batch: int, length: int) -> None:
+    """Sequence parallelism is left off there, as a user would: the plan is as fast as one told to."""
+    free, off = (plan(build_problem(model, cluster, devices, batch, length, fix=fix)) for fix in ("", "sequence_parallel=false"))
+    assert free.plan.layout.tp > 1 and not free.plan.layout.sequence_parallel
+    assert free.plan.step_time_s == pytest.approx(off.plan.step_time_s, rel=1e-9)
+
+
 def test_more_memory_never_makes_the_plan_slower() -> None:
     """Exactly with the cuts that the search's rule gives; moving blocks from there can end a thousandth apart."""
     times, by_rule = [], []

@@ -103,23 +103,23 @@ def test_orders_beyond_flags_are_tried_on_the_layouts_of_a_plan() -> None:
     words: dict[str, Any] = {"fix": f"{FEW},tp=8,cp=2,pp=1,cp_type=p2p"}
     asked = "llama-3.1-8b", "hgx-h100", 64, 64, 4096
     found = plan(build_problem(*asked, **words), top=1)
-    said = re.search(r"takes, (\S+) makes the plan [\d.]+% faster than the plan is, ([\d.]+) s", found.certificate.space)
+    said = re.search(r"takes, (\S+) gives the plan's layout ([\d.]+) s, [\d.]+ % less than the plan", found.certificate.beyond[0])
     assert said is not None
     wide = build_problem(*asked, **words, rank_order="all")
     step_s = evaluate(wide, found.plan.layout.model_copy(update={"rank_order": said[1]}))[0].step_time_s
     assert step_s == pytest.approx(float(said[2]), rel=1e-3)
     assert step_s < found.plan.step_time_s * 0.999
     assert best_s(wide) == pytest.approx(step_s)
-    assert "Python API" not in plan(wide, top=1).certificate.space
+    assert "Python API" not in str(plan(wide, top=1).certificate.beyond)
     kept = plan(build_problem(*asked, **words), top=1, inside_by_default=True)
-    assert "none of the 118 other rank orders" in kept.certificate.space  # TP would lie across servers
+    assert "none of the 118 other rank orders" in kept.certificate.beyond[0]  # TP would lie across servers
 
 
 def test_orders_that_spare_next_to_nothing_are_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 4096, fix=f"{FEW},tp=2,cp=1,pp=1")
     layout, profile = plan(asked, top=1, bound_cuts=False).plan.layout, load_profile("h100-80gb-sxm")
     other = next(order for order in RANK_ORDERS if order not in FLAG_RANK_ORDERS)
-    for gain, said in ((0.0004, "none of the 118"), (0.0006, f"{other} makes the plan 0.1% faster")):
+    for gain, said in ((0.0004, "none of the 118"), (0.0006, f"{other} gives the plan's layout 0.9994 s, <0.1 % less")):
         monkeypatch.setattr(orders, "_steps_s", lambda *_, gain=gain: [(layout.rank_order, 1.0), (other, 1.0 - gain)])
         assert said in orders.other_orders(asked, profile, [layout])
 
@@ -128,7 +128,8 @@ def test_orders_beyond_flags_are_no_matter_where_the_order_is_given() -> None:
     few = "micro_batch=1,vpp=1,recompute=full,tp=2,cp=1,pp=1"
     for words in ({"framework": "torchtitan"}, {"fix": f"{few},rank_order={RANK_ORDERS[0]}"}):
         asked: dict[str, Any] = {"fix": few, **words}
-        assert "Python API" not in plan(build_problem("llama-3.1-8b", "hgx-h100", 16, 32, 4096, **asked), top=1).certificate.space
+        found = plan(build_problem("llama-3.1-8b", "hgx-h100", 16, 32, 4096, **asked), top=1)
+        assert "Python API" not in str(found.certificate.beyond)
 
 
 def test_the_certificate_says_which_orders_were_searched(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +65,22 @@ def test_the_page_of_goodput_is_not_written_where_failures_choose_nothing() -> N
     assert "the best has 768 dies, and 16 are idle: tp 2. Its step is 5.0% longer" in said and "22.00 s, 2.3% more" in said
     with pytest.raises(AssertionError, match="nothing to show"):
         goodput.page([die, replace(die, words="a supernode")])
+
+
+def test_the_page_of_supernodes_tells_what_is_enough_from_what_is_flat() -> None:
+    """Racks of 72 that spare a ninth of the devices are slower than the smaller supernodes that are enough."""
+    script("supernode")
+    sizes = sys.modules["sizes"]
+
+    def priced(step_s: float, used: int = 4608) -> SimpleNamespace:
+        return SimpleNamespace(step_time_s=step_s, devices_used=used, mfu=0.4)
+
+    by_size = {size: priced(10.0) for size in sizes.SIZES} | {8: priced(12.0), 72: priced(11.5, 4096)}
+    job = sizes.Found("moe-1.8t", 4608, priced(12.0), priced(12.5), by_size, priced(12.65), by_size[72])
+    assert (job.good[0], job.flat_from) == (16, 128)
+    assert job.row[6:8] == ("1.20", "1.04 (512)") and job.row[-4:] == ("0.95", "1.04 (512)", "16", "128")
+    assert "less than supernodes of 64 for moe-1.8t (0.95× against 1.20×)" in sizes._all_used([job])
+    assert sizes._part_used([job]) == "Leaving eight of each idle gains for moe-1.8t (1.10×), in spite of fewer devices."
 
 
 def test_the_page_of_a_table_of_runs_holds_the_columns_and_words_that_are_read() -> None:

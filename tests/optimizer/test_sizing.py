@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
@@ -16,11 +18,15 @@ from paraplan.cost_models.reliability import server_size
 from paraplan.optimizer import comparing, endurance, sizing
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.comparing import Field, Row, Side, _assumptions, compare, in_words, overtake, read_prices
+from paraplan.optimizer.interrupts import stoppable
+from paraplan.optimizer.reports.sizing import render_compared
 from paraplan.optimizer.result import Goodput, PricedLayout
 from paraplan.optimizer.sizing import Run, Tried, _Found, amount, arithmetic, attempt, counts, likely, size, sized
+from paraplan.search_spaces.cluster import Figure
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import MOST_DEVICES, catalog_names, load_cluster, load_model
 from paraplan.search_spaces.scaling import scaled
+from rich.console import Console
 
 SMALL = ("llama-3.2-3b", "hgx-h100", 2e11, 3.0, 64, 4096)
 
@@ -73,6 +79,17 @@ def test_a_run_gets_the_least_count_that_is_in_time() -> None:
     assert found.spare_servers is not None and found.spare_servers <= 1
     assert found.spare_supernodes is None  # an HGX server is its own supernode
     assert not any("--repair-days" in said for said in found.assumptions)  # given
+
+
+def test_repairs_take_what_the_cluster_says_unless_that_is_given() -> None:
+    """The cluster's figure is told with its grade; where neither says it there are no spares, and why is told."""
+    run = sized(*SMALL)
+    own = run.cluster.failures.repair_days
+    assert own is not None
+    told = sizing._assumptions(run, None, {"server": 1}, own)
+    assert told == (f"what fails is away for {own.value:g} days ({own.grade}): --repair-days says otherwise",)
+    assert sizing._assumptions(run, None, {"server": 1}, Figure.model_validate(2.0)) == ()
+    assert "how long repairs" in sizing._assumptions(run, None, {}, None)[0]
 
 
 def stepping(days: Callable[[int], float], idle: int = 0) -> Callable[..., Tried]:
@@ -312,7 +329,7 @@ def test_every_cluster_of_the_catalog_has_an_example_price() -> None:
 
 
 def test_every_two_clusters_are_set_against_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "_side", lambda model, cluster, *_: side(cluster.name, 1.0))
+    monkeypatch.setattr(comparing, "_side", lambda model, field, place, *_: side(field.clusters[place].name, 1.0))
     names = ("hgx-h100", "mi300x", "gb200-nvl72")
     field = Field(tuple(map(load_cluster, names)), (8, 8, 72), {})
     found = compare(load_model("llama-3.2-3b"), field, 16, 4096, sizes=(2e9, 4e9))
@@ -395,3 +412,62 @@ def test_small_figures_of_a_sizing_are_not_rounded_away(capsys: pytest.CaptureFi
     counted = next(line for line in told.splitlines() if line.strip().startswith("devices ") and "=" in line)
     assert 0 < float(counted.rpartition("=")[2]) < 1
     assert "rounded" in counted
+
+
+def broken_off_at(number: int, call: Callable[..., object], swallowed: bool) -> Callable[..., object]:
+    """A call that an interrupt meets the so-manieth time: raised there, or swallowed by a search that ends with what it has."""
+    calls = iter(range(number))
+
+    def broken(*given: object, **named: object) -> object:
+        found = call(*given, **named)
+        if next(calls, None) is not None:
+            return found
+        with stoppable() if swallowed else nullcontext():
+            raise KeyboardInterrupt
+        return found
+
+    return broken
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_an_interrupted_comparison_keeps_what_is_planned(monkeypatch: pytest.MonkeyPatch, swallowed: bool) -> None:
+    """Of two sizes on two clusters three plans are there: the fourth is named, and nothing is compared but whole sizes."""
+    monkeypatch.setattr(comparing, "plan", broken_off_at(3, comparing.plan, swallowed))
+    field = Field((load_cluster("hgx-h100"), load_cluster("hgx-h200")), (16, 16), {})
+    found = compare(load_model("llama-3.2-3b"), field, 32, 4096, sizes=(3e9, 4e9))
+    planned = [[side.plan is not None for side in row.sides] for row in found.rows]
+    assert planned == [[True, True], [True, False]] and not found.overtakes
+    (left,) = found.unanswered
+    assert re.fullmatch(r"llama-3\.2-3b.* on hgx-h200 was not planned: interrupted before", left), left
+    assert found.rows[1].sides[1].reason == "was not planned: interrupted before"
+    rendered = io.StringIO()
+    render_compared(found, Console(file=rendered, width=100))
+    assert "hgx-h200: was not planned: interrupted before" in rendered.getvalue()
+
+
+def test_a_comparison_interrupted_at_once_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "plan", broken_off_at(0, comparing.plan, swallowed=True))
+    with pytest.raises(KeyboardInterrupt):
+        compare(load_model("llama-3.2-3b"), Field((load_cluster("hgx-h100"),), (16,), {}), 32, 4096)
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_an_interrupted_sizing_keeps_the_least_count_in_time(monkeypatch: pytest.MonkeyPatch, swallowed: bool) -> None:
+    run = sized(*SMALL)
+    whole = size(run)
+    order = [count.devices for count in sorted(whole.tried, key=lambda one: one.devices)]
+    answers = []
+    for number in range(len(order) + 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(sizing, "attempt", broken_off_at(number, sizing.attempt, swallowed))
+            try:
+                answers.append(size(run))
+            except KeyboardInterrupt:
+                assert number == 0
+            except Infeasible as error:
+                assert str(error.summary).startswith("interrupted") and len(error.reasons) == number
+    assert answers[-1].chosen.devices == whole.chosen.devices
+    for found in answers:
+        assert found.chosen.days is not None and found.chosen.days <= run.days
+        assert found.chosen.devices == min(one.devices for one in found.tried if one.days is not None and one.days <= run.days)
+        assert found.unanswered or len(found.tried) == len(whole.tried)

@@ -81,7 +81,7 @@ def test_it_is_never_worse_than_its_start() -> None:
 
 
 def test_a_fraction_of_the_optimizer_on_the_host_beats_every_listed_layout_where_memory_is_tight() -> None:
-    problem = random_problem(621)
+    problem = random_problem(152)
     tight = with_memory(problem, 1.001 * plan(problem, top=1).plan.memory.peak_gib * GIB)
     found = plan(tight, top=2)
     best = refined(found)

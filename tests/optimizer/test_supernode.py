@@ -196,7 +196,7 @@ def test_a_reserve_says_where_the_step_changes(reserved: float, capsys: pytest.C
     render(found, Console(width=100))
     out = " ".join(capsys.readouterr().out.split())
     assert f"from {price.until_gib:.2f} GiB" in out
-    assert ("The 2 GiB cost nothing, nor do more below" in out) == (reserved == 2.0)
+    assert ("The 2 GiB cost nothing; up to" in out) == (reserved == 2.0)
 
 
 @pytest.mark.parametrize(

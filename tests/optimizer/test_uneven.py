@@ -59,6 +59,20 @@ def test_a_plan_is_priced_again_as_it_lies(uneven: Plan, tmp_path: Path, capsys:
     assert again["problem"]["per_supernode"] == 72
 
 
+def test_another_machine_is_not_taken_for_the_plan_s(uneven: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Racks of 36 that are otherwise those of the plan: its layout is priced on them, not on the plan's own racks of 72."""
+    (file, machine), racks = (tmp_path / "plan.json", tmp_path / "racks.json"), uneven.problem.cluster.model_dump(mode="json")
+    file.write_text(uneven.to_json(), encoding="utf-8")
+    level = next(level for level in racks["levels"] if level["name"] == racks["supernode"])
+    level["size"] = 36
+    machine.write_text(json.dumps(racks), encoding="utf-8")
+    asked = ["qwen3-30b-a3b", "--cluster", str(machine), *MIXTURE[3:], "--devices", "132"]
+    assert main(["evaluate", *asked, "--layout", str(file), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)["problem"]
+    assert next(each["size"] for each in again["cluster"]["levels"] if each["name"] == level["name"]) == 36
+    assert again.get("per_supernode") is None
+
+
 @pytest.mark.parametrize(
     ("cluster", "devices", "lies"),
     [
