@@ -70,7 +70,7 @@ def cases() -> Iterator[Case]:
 
 def measured(case: Case) -> Measured:
     """The exact front and the evolved ones of a case, seconds of the processor each."""
-    profile = load_profile(case.problem.cluster.accelerator.name)
+    profile = load_profile(case.problem.cluster.accelerator.priced_as)
     jobs = jobs_of(case.problem, profile, case.aims)
     fastest = [candidate.layout for candidate in searched(Setting(case.problem, profile), 5).best]
     begun = time.process_time()

@@ -278,7 +278,7 @@ def ring_lines() -> list[str]:
 def flat_ring(servers: int, size_bytes: float) -> float:
     """How much longer an all-gather over HGX H100 servers takes if every rank's share goes round one ring of all, as a share."""
     spec = load_cluster("hgx-h100")
-    network = Network(spec, load_profile(spec.accelerator.name), spec.allocated_sizes(8 * servers))
+    network = Network(spec, load_profile(spec.accelerator.priced_as), spec.allocated_sizes(8 * servers))
     at = network.crossing(Groups(np.array([8 * servers]), np.array([1])))
     hop_s = network._curves("all_gather").hop_s
     priced_s = float((network._hops("all_gather", at, 1.0)[:, 0] * hop_s).sum())

@@ -331,5 +331,5 @@ def _best(problem: Problem) -> PricedLayout | None:
 
 def _ring(ranks: int, cluster: str) -> tuple[Network, object]:
     machine = load_cluster(cluster)
-    network = Network(machine, load_profile(machine.accelerator.name), machine.allocated_sizes(ranks))
+    network = Network(machine, load_profile(machine.accelerator.priced_as), machine.allocated_sizes(ranks))
     return network, network.crossing(Groups(np.array([ranks]), np.array([1])))

@@ -51,7 +51,7 @@ def schedules() -> str:
     ]
     for job in JOBS:
         problem = build_problem(*job.asked)
-        model = CostModel(problem, load_profile(problem.cluster.accelerator.name))
+        model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as))
         rows, steps, peaks, waits = [], {}, {}, {}
         runs = problem.stack.schedules
 

@@ -82,7 +82,7 @@ def partitions() -> str:
     for job in JOBS:
         print(f"cutting {job.model} {job.words}", file=sys.stderr, flush=True)
         problem = job.problem
-        model = CostModel(problem, load_profile(problem.cluster.accelerator.name))
+        model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as))
         layout = with_default_stages(model, complete(problem, parse_layout(job.words)))
         found = proved(model, layout, PROOF_SECONDS)
         ways = {"ours": found.layout, **dict(_framework_ways(model, layout))}
@@ -92,7 +92,8 @@ def partitions() -> str:
         priced = {name: evaluate(problem, way, replayed=False)[0] for name, way in ways.items()}
         ours = priced["ours"]
         rows += [_row(job, name, one, ours) for name, one in priced.items()]
-        ours_over.append({name: one.step_time_s / ours.step_time_s - 1.0 for name, one in priced.items() if name != "ours"})
+        alike = {name: one for name, one in priced.items() if name != "ours" and one.memory.verdict == ours.memory.verdict}
+        ours_over.append({name: one.step_time_s / ours.step_time_s - 1.0 for name, one in alike.items()})
         proofs.append(_proof(job, found))
     return f"""## Partitions
 
@@ -181,11 +182,11 @@ def _conclusion(ours_over: Sequence[dict[str, float]]) -> str:
     def span(name: str) -> str:
         shares = [over[name] for over in ours_over if name in over]
         if not shares:
-            return f"- {name}: nowhere legal."
+            return f"- {name}: nowhere legal with ours' verdict on memory."
         equal, faster = sum(abs(share) <= EQUAL for share in shares), sum(share < -EQUAL for share in shares)
         return (
-            f"- {name}: of {len(ours_over)} jobs {len(shares)} can use it; as good as ours in {equal}, faster in {faster}, "
-            f"at worst {wording.percent(max(shares))} slower."
+            f"- {name}: of {len(ours_over)} jobs {len(shares)} can use it at ours' verdict on memory; as good as ours in {equal}, "
+            f"faster in {faster}, at worst {wording.percent(max(shares))} slower."
         )
 
     faster = [over["published"] for over in ours_over if over.get("published", 0.0) < -EQUAL]

@@ -10,11 +10,12 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import build_problem
 from paraplan.optimizer.bounds import least_after, row_bounds_s
+from paraplan.optimizer.chunk_costs import opened
 from paraplan.optimizer.chunking import Chunking, step_seconds
 from paraplan.optimizer.chunks import best_chunks
 from paraplan.optimizer.evaluation import with_default_stages
 from paraplan.optimizer.layout_words import complete, parse_layout
-from paraplan.optimizer.recutting import opened, proved
+from paraplan.optimizer.recutting import proved
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.validation import markdown
 from paraplan.search_spaces import Layout
@@ -72,7 +73,7 @@ def recompute() -> str:
 Early stages keep more micro-batches in flight than late ones, so that what they must redo to fit late ones need not. best for all
 layers: the fastest choice that fits, of all that `plan` lists. layer by layer: the step if every layer chose for itself between
 none, each selective set and full, cuts and choices together by CP-SAT in {SECONDS:g} deterministic seconds, half of them from
-scratch and half from the choices for all (`recutting.opened`); the gap is to the best bound known. No framework here is told that.
+scratch and half from the choices for all (`chunk_costs`); the gap is to the best bound known. No framework here is told that.
 chunk by chunk: full recompute of the first so many layers of every chunk, which MindSpore Transformers is told: `plan` does it
 there by itself, with CP-SAT's bound over cuts and depths.
 
@@ -82,7 +83,7 @@ there by itself, with CP-SAT's bound over cuts and depths.
 
 def _chosen(asked: tuple[str, str, int, int, int, str, str], words: str, told: bool) -> _Chosen:
     problem = build_problem(*asked)
-    model, overhead_s = CostModel(problem, load_profile(problem.cluster.accelerator.name)), problem.stack.step_overhead_s.value
+    model, overhead_s = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as)), problem.stack.step_overhead_s.value
     bare = complete(problem, parse_layout(words))
     choices = [str(each) for each in Space(problem).choices.recomputes()]
     layouts = [with_default_stages(model, bare.model_copy(update={"recompute": each})) for each in choices]

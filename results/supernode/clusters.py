@@ -36,7 +36,7 @@ def joined_clusters(size: int, oversubscription: float) -> ClusterSpec:
 
 
 def best(model: str, cluster: str | ClusterSpec, devices: int, global_batch: int, **asked: Any) -> PricedLayout:
-    """The plan's layout for sequences of 4,096 tokens; told on stderr which one is searched for."""
+    """The plan's layout for sequences of 4,096 tokens, which may leave devices idle; told on stderr which one is searched for."""
     name = cluster if isinstance(cluster, str) else cluster.name
     print(f"planning {model} on {devices:,} of {name} {asked or ''}", file=sys.stderr, flush=True)
     problem = build_problem(model, cluster, devices, global_batch, 4096, **asked)

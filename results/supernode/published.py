@@ -179,7 +179,7 @@ def _figures(priced: PricedLayout, winner: PricedLayout) -> tuple[str, str, str,
 
 def _faster(problem: Problem, step_time_s: float) -> tuple[int, int]:
     """Frames that hold a faster layout which fits, and all."""
-    model = CostModel(problem, load_profile(problem.cluster.accelerator.name))
+    model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as))
     found = Search(Space(problem), model, ALL_FRAMES, ceiling_s=step_time_s).run()
     return len(found.best), found.frames
 
