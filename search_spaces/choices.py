@@ -46,7 +46,8 @@ PRICED_CP_TYPES = ("p2p", "allgather", "a2a")
 MAX_MICRO_BATCH = 16
 MAX_VPP = 8
 BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-SP_WORDS = "sequence parallelism on wherever tp > 1 and tp·cp divides the sequence"
+SP_WHERE = "wherever tp > 1 and tp·cp divides the sequence"
+"""Where a search has sequence parallelism on (`enumeration.Space.sequence_parallel`)."""
 CUT_ALIKE = (
     "of equal work or, interleaved, of e or e + 1 layers, the larger ones first or behind and up to 3 layers fewer in the last, "
     "or where a stage holds two ends within 2 layers of equal work with least for the fullest stage, whichever is fastest; "
@@ -172,7 +173,7 @@ class Choices:
             "micro_batch": f"micro-batch up to {MAX_MICRO_BATCH}",
             "vpp": f"vpp up to {MAX_VPP}",
             "recompute": f"{recomputes} recompute choices",
-            "sequence_parallel": SP_WORDS if self.problem.stack.sequence_parallel else "",
+            "sequence_parallel": f"sequence parallelism on {SP_WHERE}" if self.problem.stack.sequence_parallel else "",
             "optimizer_sharding": f"sharding {', '.join(self._shardings())}{self._one_program()}",
             "rank_order": _order_words(self.rank_orders),
             "offload": self._offload_words(),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import cast
 
+from .choices import SP_WHERE
 from .cluster import ClusterSpec, Figure
 from .documents import did_you_mean, to_record
 from .errors import InputError
@@ -63,7 +64,7 @@ OFFLOADED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 LENT_SHARES = (0.0, 0.25, 0.5)
 """The same where they go to other stages' devices: with half of them two stages have as much."""
 ETP_ASSUMPTION = "etp = 1: experts are spread over devices whole, not split by tensor parallelism"
-SP_ASSUMPTION = "sequence parallelism is on wherever tp > 1 and tp·cp divides the sequence"
+SP_ASSUMPTION = f"sequence parallelism is on {SP_WHERE}"
 OF_THE_SEARCH = (ETP_ASSUMPTION, SP_ASSUMPTION)
 """Assumptions on which layouts are looked at, of which one that is given may be none."""
 
