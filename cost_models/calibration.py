@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..search_spaces.cluster import Figure
+from ..search_spaces.cluster import Figure, Grade
 from ..search_spaces.errors import InputError
 from ..search_spaces.layout import Floats
 from .few_runs import doubts_of, few_runs
 from .intervals import COVERAGE, Kind, Residuals, Stranger, intervals_of
 from .many_runs import Search
 from .parameters import FEW_ROWS, PARAMETERS, Fit, Parameter, centres, movable, start_of, summary
-from .pooling import SHARES, TOLD_BY_ONE_RUN, Pair, Pool, Prior, Seen
+from .pooling import TOLD_BY_ONE_RUN, Pair, Pool, Prior, Seen
 from .profile import Intervals, load_profile
 from .run_clusters import cluster_of, placed
 from .run_files import read_runs, some_ids
-from .run_layouts import stack_of
+from .run_layouts import stack_of, with_one_stack_each
 from .run_models import Shape, read_shapes
 from .run_statistics import Errors, errors
 from .runs import Run, Unpriceable
@@ -66,12 +66,12 @@ class Calibration:
     residuals: Residuals
     unexplained: tuple[tuple[str, float], ...] = ()  # ids of runs off by more than UNEXPLAINED after the fit; measured/predicted
     clusters: tuple[str, ...] = ()  # that the runs were made on: ClusterSpec.rates
+    guessed: tuple[str, ...] = ()  # software that the stack is only the nearest of; "" where a run names none
 
     def figures(self) -> dict[str, Figure]:
         """The fitted figures as a stack or a profile holds them."""
         source = f"fitted on {self.rows} {'run' if self.rows == 1 else 'runs'} of {', '.join(self.families)}"
-        sources = {fit.name: KEPT if fit.kept else source if fit.learnt >= LEAST_LEARNT else POOLED for fit in self.fits}
-        return {fit.name: _figure(fit.value, sources[fit.name], fit.low, fit.high) for fit in self.fits}
+        return {fit.name: _figure(fit, KEPT if fit.kept else source if fit.learnt >= LEAST_LEARNT else POOLED) for fit in self.fits}
 
     @property
     def pair(self) -> Pair:
@@ -105,13 +105,15 @@ def calibrate(
 ) -> Calibrations:
     """Fits every stack and accelerator of a CSV of measured runs to its rows with split `fit`.
 
-    Figures start from the stack's documented ones. With `site` they start from those fitted to published runs, and rows without
-    a split are a site's own and count too; rows marked `test` are never looked at. `stack` names the only one to fit; `profile`
+    Figures start from the stack's documented ones. With `site` they start from those fitted to published runs, rows without a
+    split are a site's own and count too, and software that is not known by name is one stack, however its rows shard; rows marked
+    `test` are never looked at. `stack` names the only one to fit; `profile`
     is a YAML laid over the accelerators' curves; `cluster` is where rows ran that name no cluster. InputError where there is
     nothing to fit.
     """
     usable = ("fit", "") if site else ("fit",)
     every = placed(read_runs(path, located=cluster is not None), path.parent, cluster)
+    every = with_one_stack_each(every) if site else every
     runs = [run for run in every if run.text("split").lower() in usable]
     if not runs:
         hint = "" if site else "; --site takes rows without a split"
@@ -244,15 +246,14 @@ def _stranger(own: Mapping[Pair, Sequence[Outcome]], pools: Mapping[str, Pool], 
 
 def pools_of(calibrations: Sequence[Calibration]) -> dict[str, Pool]:
     """What pairs with many rows say of each figure that is pooled."""
-    spreads = {p.name: p.spread for p in PARAMETERS}
-    between = {p.name: min(p.spread, p.between) for p in PARAMETERS}
-    seen: dict[str, list[Seen]] = {name: [] for name in SHARES}
+    pooled = {p.name: p for p in PARAMETERS if p.shares}
+    seen: dict[str, list[Seen]] = {name: [] for name in pooled}
     for found in calibrations:
         for one in found.fits if found.rows >= FEW_ROWS else ():
             if one.name in seen:
-                variance = spreads[one.name] ** 2 * max(1.0 - one.learnt, 0.0)
+                variance = pooled[one.name].spread ** 2 * max(1.0 - one.learnt, 0.0)
                 seen[one.name].append(Seen(found.pair, math.log(one.value / one.prior), variance))
-    return {name: Pool(tuple(ratios), between[name], SHARES[name]) for name, ratios in seen.items() if ratios}
+    return {p.name: Pool(tuple(seen[p.name]), min(p.spread, p.between), p.shares) for p in pooled.values() if seen[p.name]}
 
 
 def priors_of(pools: Mapping[str, Pool], pair: Pair) -> dict[str, Prior]:
@@ -313,6 +314,7 @@ def fit(
         residuals,
         _unexplained(outcomes, runs.measured / after),
         tuple(dict.fromkeys(o.job.problem.cluster.rates for o in outcomes if o.job is not None)),
+        tuple(dict.fromkeys(o.run.text("software") for o in outcomes if o.job is not None and not o.job.stack_told)),
     )
 
 
@@ -349,7 +351,7 @@ def _fitted(outcomes: Sequence[Outcome], runs: Priced, priors: Mapping[str, Prio
     """Many rows speak for themselves: of the figures that move them most the most likely values."""
     sizes = {outcome.job.problem.devices for outcome in outcomes if outcome.job is not None}
     free = [p for p in movable(parameters, runs) if len(outcomes) >= p.least_rows and len(sizes) >= p.least_sizes]
-    free = [replace(p, spread=priors[p.name].spread) if p.name in priors else p for p in free]
+    free = [p.with_spread(priors[p.name].spread) if p.name in priors else p for p in free]
     search = Search(runs, tuple(free), np.array([start_of(p, runs, priors) for p in free]))
     search = search.only(search.strongest(min(MOST_PARAMETERS, max(2, len(outcomes) // ROWS_PER_PARAMETER))))
     theta, noise = search.solve()
@@ -408,5 +410,7 @@ def _errors(predicted: Floats, measured: Floats) -> Errors:
     return found
 
 
-def _figure(value: float, source: str, low: float, high: float) -> Figure:
-    return Figure(value=value, low=low, high=high, grade="measured", source=source)
+def _figure(fit: Fit, source: str) -> Figure:
+    """A fitted value; measured is what these runs taught, not what stands because they could not."""
+    grade: Grade = "assumed" if source in (KEPT, POOLED) else "measured"
+    return Figure(value=fit.value, low=fit.low, high=fit.high, grade=grade, source=source)

@@ -10,27 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..search_spaces.errors import InputError
+from ..search_spaces.libraries import deep_ep
+from .kernel_tables import Device, kernel_tables
 from .log_fit import FloatArray, Parameter, Rows, chessboard, column, figures, fit_log, held_out, sizes
 from .profile import CollectiveCurve, FitError, Fitted, collective_s, together_s
 from .routing import missed
 
-EXTRAPOLATION = 1.15  # a collective's limit for endless messages over the best rate in its table, copies in the device included
-NIC_BYTES_PER_S = 50e9  # of the hosts that the multi-node MoE rows were measured on
-DEEP_EP = "deepep-normal"
-DEEP_EP_RANKS = {"gb200": 4.0, "gb300": 4.0}
-"""Ranks of a host in the table's DeepEP rows, 8 elsewhere. Of an NVL72 they are one tray: from 8 experts of a token to 22 the times
-grow by 9 %, as distinct ones among 4 devices do (11 %) and among 8 do not (44 %)."""
-BESIDE_HYBRID_EP = ("b200_sxm", "b300_sxm", "gb200", "gb300")
-"""Where most stacks run HybridEP: there DeepEP's curves bear its name."""
-FEEDING_SMS = 16
-"""From here on multiprocessors feed an adapter steadily: of 12 two servers get no more than of 8, and twice as much of 16."""
-NVLINK_KERNEL = "trtllm-NVLinkTwoSided"
-NVLINK_RANKS = 4
-"""Of fewer, most of a token's bytes stay on their device, which no curve of what is sent describes."""
+DEEP_EP, NVLINK_KERNEL = "deepep-normal", "trtllm-NVLinkTwoSided"
 BF16_BYTES = 2.0
-FP8_SCALED_BYTES = 1 + 4 / 128  # one FP32 scale for 128 values
-FP4_SCALED_BYTES = 0.5 + 1 / 16  # one FP8 scale for 16 values
-TABLE = "ai-dynamo/aiconfigurator benchmark data at 095f58a51 (Apache-2.0)"
 
 NCCL_TESTS = {  # our name: the table's; all_gather first, since its time per hop serves all_to_all
     "all_gather": "all_gather",
@@ -39,17 +26,6 @@ NCCL_TESTS = {  # our name: the table's; all_gather first, since its time per ho
     "all_reduce_in_network": "all_reduce",
     "all_to_all": "alltoall",
 }
-
-
-@dataclass(frozen=True)
-class Device:
-    """One profile that the tables can fill: names of its rows, dense peaks in FLOP/s, scale-up bytes/s one way."""
-
-    system: str
-    peak_flops: dict[str, float]
-    scale_up_bytes_per_s: float
-    in_network: bool  # 8-device all-reduces of the table ran on the switches (NVLS)
-    same_links: bool = True  # False: the table's chip with other links; only GEMMs carry over
 
 
 @dataclass(frozen=True)
@@ -170,12 +146,12 @@ def _library(table: Rows, device: Device) -> Iterator[tuple[str, str, MessageFit
     hop_latency_s: Fitted | None = None
     for name, label in NCCL_TESTS.items():
         chosen = [r for r in rows if r["collective"] == label]
-        if device.in_network and label == "all_reduce":
+        if device.measured.in_network and label == "all_reduce":
             chosen = [r for r in chosen if (r["num_gpus"] == "8") == (name == "all_reduce_in_network")]
         elif name == "all_reduce_in_network":
             continue
         how = " (NVLS for large sizes)" if name == "all_reduce_in_network" else ""
-        source = f"fit: {device.system} nccl-tests {label}, {sizes(chosen)} devices{how}, {TABLE}"
+        source = f"fit: {device.system} nccl-tests {label}, {sizes(chosen)} devices{how}, {kernel_tables().source}"
         given = hop_latency_s if name == "all_to_all" else None
         found = fit_collective(chosen, name, device.scale_up_bytes_per_s, source, given)
         hop_latency_s = hop_latency_s or found.curve.hop_latency_s
@@ -184,30 +160,44 @@ def _library(table: Rows, device: Device) -> Iterator[tuple[str, str, MessageFit
 
 def _exchanges(table: Rows, device: Device) -> Iterator[tuple[str, str, MessageFit]]:
     rows = [r for r in table if r["system"] == device.system]
-    for phase in ("dispatch", "combine"):
-        value_bytes = FP8_SCALED_BYTES if phase == "dispatch" else BF16_BYTES
-        chosen = [r for r in rows if r["kernel"] == DEEP_EP and r["phase"] == phase]
-        host = [r for r in chosen if r["nodes"] == "1"]
-        if host:
-            name = f"moe_{phase}_deepep" if device.system in BESIDE_HYBRID_EP else f"moe_{phase}"
-            ranks = DEEP_EP_RANKS.get(device.system, 8.0)
-            source = f"fit: {device.system} DeepEP normal {phase} on {sizes(host, 'sms')} SMs, one host of {ranks:g}, {TABLE}"
-            yield "scale-up", name, fit_moe(host, np.full(len(host), ranks), value_bytes, device.scale_up_bytes_per_s, source)
-        # the spine of that fabric slows eight servers down; other systems' rows repeat the H100's
-        servers = [r for r in chosen if r["nodes"] in ("2", "4") and int(r["sms"]) >= FEEDING_SMS]
-        if servers and device.system == "h100_sxm":
-            how = f"2/4 servers of 8 with 400 Gb/s NICs, {sizes(servers, 'sms')} SMs"
-            source = f"fit: {device.system} DeepEP normal {phase}, {how}, {TABLE}"
-            yield "scale-out", f"moe_{phase}", fit_moe(servers, column(servers, "nodes"), value_bytes, NIC_BYTES_PER_S, source, 8.0)
-        rack = [r for r in rows if r["kernel"] == NVLINK_KERNEL and r["dtype"] == "bfloat16" and r["phase"] == phase]
-        rack = [r for r in rack if int(r["ep"]) >= NVLINK_RANKS]
-        if rack:
-            source = f"fit: {device.system} TensorRT-LLM NVLink two-sided {phase} in BF16, EP {sizes(rack, 'ep')}, {TABLE}"
-            yield (
-                "scale-up",
-                f"moe_{phase}",
-                fit_moe(rack, column(rack, "ep"), BF16_BYTES, device.scale_up_bytes_per_s, source, dealt=True),
-            )
+    for phase, value_bytes in (("dispatch", deep_ep().fp8_bytes), ("combine", BF16_BYTES)):
+        deepep = [r for r in rows if r["kernel"] == DEEP_EP and r["phase"] == phase]
+        yield from _on_a_host([r for r in deepep if r["nodes"] == "1"], device, phase, value_bytes)
+        if device.system == "h100_sxm":  # other systems' rows repeat the H100's
+            yield from _between_servers(deepep, device, phase, value_bytes)
+        yield from _in_a_rack([r for r in rows if r["kernel"] == NVLINK_KERNEL and r["phase"] == phase], device, phase)
+
+
+def _on_a_host(rows: Rows, device: Device, phase: str, value_bytes: float) -> Iterator[tuple[str, str, MessageFit]]:
+    tables = kernel_tables()
+    if not rows:
+        return
+    name = f"moe_{phase}_deepep" if device.system in tables.beside_hybridep else f"moe_{phase}"
+    ranks = tables.deepep_ranks.of(device.system)
+    source = f"fit: {device.system} DeepEP normal {phase} on {sizes(rows, 'sms')} SMs, one host of {ranks}, {tables.source}"
+    yield "scale-up", name, fit_moe(rows, np.full(len(rows), float(ranks)), value_bytes, device.scale_up_bytes_per_s, source)
+
+
+def _between_servers(rows: Rows, device: Device, phase: str, value_bytes: float) -> Iterator[tuple[str, str, MessageFit]]:
+    tables = kernel_tables()
+    # the spine of that fabric slows eight servers down
+    rows = [r for r in rows if r["nodes"] in ("2", "4") and int(r["sms"]) >= tables.feeding_sms.value]
+    if not rows:
+        return
+    how = f"2/4 servers of 8 with 400 Gb/s NICs, {sizes(rows, 'sms')} SMs"
+    source = f"fit: {device.system} DeepEP normal {phase}, {how}, {tables.source}"
+    nic, ranks = tables.servers_nic_bytes_per_s.value, float(tables.deepep_ranks.of(device.system))
+    yield "scale-out", f"moe_{phase}", fit_moe(rows, column(rows, "nodes"), value_bytes, nic, source, ranks)
+
+
+def _in_a_rack(rows: Rows, device: Device, phase: str) -> Iterator[tuple[str, str, MessageFit]]:
+    tables = kernel_tables()
+    rows = [r for r in rows if r["dtype"] == "bfloat16" and int(r["ep"]) >= tables.nvlink_ranks.value]
+    if not rows:
+        return
+    source = f"fit: {device.system} TensorRT-LLM NVLink two-sided {phase} in BF16, EP {sizes(rows, 'ep')}, {tables.source}"
+    links = device.scale_up_bytes_per_s
+    yield "scale-up", f"moe_{phase}", fit_moe(rows, column(rows, "ep"), BF16_BYTES, links, source, dealt=True)
 
 
 def _fit(points: Points, rows: Rows, collective: str, source: str, hop_latency_s: Fitted | None) -> MessageFit:
@@ -217,7 +207,7 @@ def _fit(points: Points, rows: Rows, collective: str, source: str, hop_latency_s
     names = ["efficiency", "half_bytes", "gamma", "launch_s"]
     best = float((points.wire / points.measured_s).max()) / points.bytes_per_s
     bounds = [
-        Parameter(min(best, 1.0), 0.01, min(EXTRAPOLATION * best, 1.0)),
+        Parameter(min(best, 1.0), 0.01, min(kernel_tables().extrapolation.value * best, 1.0)),
         Parameter(4e6, 1e3, 1e9),
         Parameter(0.7, 0.2, 2.0),
         Parameter(5e-6, 1e-7, 2e-4),

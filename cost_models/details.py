@@ -9,10 +9,11 @@ from itertools import chain
 import numpy as np
 
 from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, Ints, Layout, LayoutTable
-from .layers import COMPONENTS, COMPUTE, CP, DP, ENDS, EP, HOST, OFFLOAD, TP, LayerModel
+from .layers import LayerModel
 from .loads import Cuts, Loads, piece_counts, recompute_depths
 from .memory import GIB
 from .operators import Factors, Operator
+from .pieces import COMPONENTS, COMPUTE, CP, DP, ENDS, EP, HOST, OFFLOAD, TP
 from .rows import Rows
 from .schedules import stage_chunks, stage_share, usual_schedule
 from .split_passes import by_replay, hidden_s, pass_times
@@ -57,8 +58,7 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     stalled_s = float(rows.stalled_s[0])
     overhead = model.problem.stack.step_overhead_s.value + stalled_s
     m = float(layout.num_microbatches)
-    reduced = int(times.done_s[0].argmax())  # the stage whose gradients are reduced last
-    after = int(times.after_s[0].argmax())
+    reduced, after = int(times.done_s[0].argmax()), int(times.after_s[0].argmax())  # the last to reduce, and the longest after that
     end = times.end_s[0, reduced]
     # Its end is looked at from the fullest of the stages that have all ended by then.
     work = (flow.load.forward_s + flow.load.backward_s)[0]
@@ -87,11 +87,7 @@ def detail(model: CostModel, layout: Layout) -> Detail:
     redone, weights = layers_redone(model, rows, cuts), (np.array([chunks.dense.sum()]), np.array([chunks.expert.sum()]))
     traffic = _traffic(model, rows, redone, weights, chunks)
     offloaded = float(offloaded_bytes(model, rows, redone, *weights)[0])
-    supernode = model.network.supernode
-    pooled = {OFFLOADED} if model.problem.workload.offload_to == "pool" else set()
-    between = [{name: size for name, size in traffic[level.name].items() if name not in pooled} for level in model.network.levels]
-    sent = np.array([sum(each.values()) for each in between])  # between devices
-    flops = model_flops(model.layers)
+    batch, flops = model.problem.workload.global_batch, model_flops(model.layers)
     return Detail(
         step_time_s=float(times.total_s[0]) + overhead,
         critical_stage=stage,
@@ -99,16 +95,24 @@ def detail(model: CostModel, layout: Layout) -> Detail:
         stage_bytes=tuple(dict(zip(MEMORY_TERMS, map(float, column), strict=True)) for column in peaks.T),
         traffic_gib=traffic,
         offloaded_gib=offloaded / GIB,
-        cross_supernode_share=float(sent[supernode + 1 :].sum() / sent.sum()) if sent.sum() else 0.0,
+        cross_supernode_share=_cross_supernode_share(model, traffic),
         passes=passes,
         p2p_s=float(rows.p2p_s[0]),
         pipeline_s=float(times.end_s[0, 0]),
         reduced_s=times.reduced_s[0],
         after_s=float(times.after_s[0, after]) + overhead,
-        model_flops=flops[0] * model.problem.workload.global_batch,
-        model_flops_full_attention=flops[1] * model.problem.workload.global_batch,
-        executed_flops=(flops[0] + _recomputed_flops(model, table)) * model.problem.workload.global_batch,
+        model_flops=flops[0] * batch,
+        model_flops_full_attention=flops[1] * batch,
+        executed_flops=(flops[0] + _recomputed_flops(model, table)) * batch,
     )
+
+
+def _cross_supernode_share(model: CostModel, traffic: Mapping[str, Mapping[str, float]]) -> float:
+    """Of what goes between devices, the share that leaves a supernode."""
+    pooled = {OFFLOADED} if model.problem.workload.offload_to == "pool" else set()
+    between = [{name: size for name, size in traffic[level.name].items() if name not in pooled} for level in model.network.levels]
+    sent = np.array([sum(each.values()) for each in between])
+    return float(sent[model.network.supernode + 1 :].sum() / sent.sum()) if sent.sum() else 0.0
 
 
 def model_flops(layers: LayerModel) -> tuple[float, float]:

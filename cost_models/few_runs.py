@@ -62,7 +62,7 @@ def few_runs(
     outcomes: Sequence[Outcome], runs: Priced, expected: Mapping[str, Expected], parameters: Sequence[Parameter] = PARAMETERS
 ) -> FewRuns:
     """Runs that are priced already, with priors where other pairs have any to give, else around the documented figures."""
-    free = [replace(p, spread=expected[p.name].spread if p.name in expected else p.between) for p in movable(parameters, runs)]
+    free = [p.with_spread(expected[p.name].spread if p.name in expected else p.between) for p in movable(parameters, runs)]
     low, high = (np.log([getattr(p, end) for p in free]) for end in ("low", "high"))
     prior = Prior(np.array([start_of(p, runs, expected) for p in free]), np.array([p.spread for p in free]), low, high)
     return FewRuns(runs, tuple(free), prior, tuple(job_of_run(outcome) for outcome in outcomes), doubts_of(outcomes))

@@ -114,7 +114,7 @@ def _passes(schedule: str, pp: int, vpp: int, num_microbatches: int) -> list[Pas
     return list(zip(*(each.tolist() for each in (order.sequence[0], work, *named)), strict=True))
 
 
-@lru_cache(maxsize=32)  # some MiB each
+@lru_cache(maxsize=16)  # some MiB each, up to 8: those of a few points that follow each other
 def whole_program(schedule: str, pp: int, vpp: int, num_microbatches: int) -> _Program:
     """A schedule from its begin to its end."""
     slots = _Slots()
@@ -122,7 +122,7 @@ def whole_program(schedule: str, pp: int, vpp: int, num_microbatches: int) -> _P
     return _Program(slots.count, passes)
 
 
-@lru_cache(maxsize=24)  # some MiB each
+@lru_cache(maxsize=12)  # likewise
 def _branching(pp: int, vpp: int, fewer: int, more: int) -> _Program:
     """What interleaved schedules of `fewer` and of `more` micro-batches begin with alike, and how each goes on, in this order."""
     short, long = (_passes(INTERLEAVED, pp, vpp, count) for count in (fewer, more))

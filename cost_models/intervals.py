@@ -31,7 +31,7 @@ FEW_MODELS = 3
 """Models of a pair below which its residuals do not tell what a new model is off by."""
 ALIKE = 0.5
 """Correlation of how far off runs of one model are, by fit rows of pairs with several models."""
-LEAST_SIZE = 0.02  # what repeats of one run differ by
+REPEATS = 0.02  # of log step time: what repeats of one run differ by
 Z_COVERAGE = 1.2816  # of a normal residual in units of its spread: 80 % lie below
 Kind = Literal["dense", "moe"]
 T = TypeVar("T")
@@ -165,17 +165,23 @@ def held(own: Floats, runs: float, others: float) -> float:
 
     Its own is the rank that holds COVERAGE of a run to come (split conformal: Vovk et al. 2005; Lei et al. 2018, section 2.2).
     """
-    size = max(float(np.quantile(own, min(COVERAGE * (1.0 + 1.0 / runs), 1.0), method="higher")), LEAST_SIZE)
+    size = max(float(np.quantile(own, min(COVERAGE * (1.0 + 1.0 / runs), 1.0), method="higher")), REPEATS)
     return math.exp((runs * math.log(size) + LIKE_OTHERS * math.log(others)) / (runs + LIKE_OTHERS))
 
 
 def _interval(size: float, source: str) -> Interval:
-    return Interval(low=float(f"{math.exp(-size):.4g}"), high=float(f"{math.exp(size):.4g}"), source=f"{COVERAGE:.0%} of {source}")
+    low, high = (float(f"{math.exp(end):.4g}") for end in (-size, size))
+    return Interval(low=low, high=high, source=f"{100 * COVERAGE:.0f} % of {source}")
 
 
 def _source(found: Residuals, moe: bool) -> str:
     count, models = len(found.of(moe)), len(set(found.models_of(moe)))
     own = f"{count} {'run' if count == 1 else 'runs'} of {models} {'model' if models == 1 else 'models'}"
-    said = f"{own}, each left out" if len(set(found.models)) > 1 else f"models of other pairs: {own} cannot tell of another"
+    if len(set(found.models)) < 2:
+        said = f"models of other stacks: {own} cannot tell of another"
+    elif independent(found.models_of(moe)) < LIKE_OTHERS:
+        said = f"models, mostly of other stacks: {own} {'is' if count == 1 else 'are'} few"
+    else:
+        said = f"{own}, each left out"
     runs, are = ("1 run", "is") if found.slips == 1 else (f"{found.slips} runs", "are")
     return f"{said}; {runs} that the figures do not explain {are} not counted" if found.slips else said

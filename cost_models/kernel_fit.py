@@ -20,28 +20,12 @@ import yaml
 from numpy.typing import NDArray
 
 from ..search_spaces.errors import InputError
-from .collective_fit import TABLE, Device, collective_fits
+from .collective_fit import collective_fits
+from .kernel_tables import Device, devices, kernel_tables
 from .log_fit import FloatArray, Parameter, Rows, chessboard, column, figures, fit_log, held_out
 from .profile import FitError, GemmCurve, Profile, gemm_s
 
-HALF_TILE = 32.0  # rows or columns lost on average to the smallest tensor-core tile (64); tables from m = 1024 cannot see less
-
-
 GEMM_DTYPES = {"bfloat16": "bf16", "fp8_block": "fp8", "fp8": "fp8_tensor", "nvfp4": "fp4"}
-
-_HOPPER = {"bf16": 989e12, "fp8": 1979e12, "fp8_tensor": 1979e12}
-# Blackwell's table of FP8 per tensor is left out: serving kernels slower than those scaled per block, which do more.
-DEVICES = {
-    "a100-80gb-sxm": Device("a100_sxm", {"bf16": 312e12}, 300e9, in_network=False),
-    "a100-40gb-sxm": Device("a100_sxm", {"bf16": 312e12}, 300e9, in_network=False),
-    "h100-80gb-sxm": Device("h100_sxm", _HOPPER, 450e9, in_network=True),
-    "h800": Device("h100_sxm", _HOPPER, 200e9, in_network=False, same_links=False),
-    "h200": Device("h200_sxm", _HOPPER, 450e9, in_network=True),
-    "b200": Device("b200_sxm", {"bf16": 2.25e15, "fp8": 4.5e15, "fp4": 9e15}, 900e9, in_network=True),
-    "b300": Device("b300_sxm", {"bf16": 2.25e15, "fp8": 4.5e15, "fp4": 12.6e15}, 900e9, in_network=True),
-    "gb200": Device("gb200", {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 900e9, in_network=False),
-    "gb300": Device("gb300", {"bf16": 2.5e15, "fp8": 5e15, "fp4": 15e15}, 900e9, in_network=False),
-}
 
 
 def fit_gemm(rows: Rows, peak_flops: float, source: str) -> tuple[GemmCurve, FitError]:
@@ -52,13 +36,8 @@ def fit_gemm(rows: Rows, peak_flops: float, source: str) -> tuple[GemmCurve, Fit
     """
     m, n, k, measured = (column(rows, name) for name in ("m", "n", "k", "latency_us"))
     measured = measured * 1e-6
-    bounds = [
-        Parameter(0.8, 0.05, 1.0),
-        Parameter(64.0, HALF_TILE, 1e5),
-        Parameter(64.0, HALF_TILE, 1e5),
-        Parameter(64.0, HALF_TILE, 1e5),
-        Parameter(3e-6, 1e-7, 1e-4),
-    ]
+    tile = Parameter(64.0, kernel_tables().half_tile.value, 1e5)
+    bounds = [Parameter(0.8, 0.05, 1.0), tile, tile, tile, Parameter(3e-6, 1e-7, 1e-4)]
 
     def curve(x: FloatArray, low: FloatArray, high: FloatArray) -> GemmCurve:
         return GemmCurve.model_validate(figures(("e_max", "m0", "n0", "k0", "launch_s"), x, low, high, source))
@@ -82,10 +61,10 @@ def fitted_sections(tables: Mapping[str, Rows], device: Device) -> tuple[dict[st
     for dtype, precision in GEMM_DTYPES.items():
         rows = [r for r in tables["gemm"] if r["system"] == device.system and r["gemm_dtype"] == dtype]
         if rows and precision in device.peak_flops:
-            source = f"fit: {device.system} {dtype} GEMMs, {TABLE}"
+            source = f"fit: {device.system} {dtype} GEMMs, {kernel_tables().source}"
             curve, errors[f"gemm.{precision}"] = fit_gemm(rows, device.peak_flops[precision], source)
             gemm[precision] = curve.model_dump(mode="json")
-    if not device.same_links:
+    if not device.measured.same_links:
         return {"gemm": gemm}, errors
     collectives: dict[str, Any] = {"scale-up": {}, "scale-out": {}}
     for section, name, found in collective_fits(tables, device):
@@ -134,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         tables = read_tables(options.measured_dir)
-        for name, device in DEVICES.items():
+        for name, device in devices().items():
             path = options.output / f"{name}.yaml"
             if not path.is_file():
                 raise InputError(f"{path}: not found; the documented sections of the profile must be there before fitting.")

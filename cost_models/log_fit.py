@@ -18,7 +18,7 @@ HUBER_DELTA = 0.1  # residuals of time beyond 10 % count linearly: outliers and 
 NOISE = 0.02  # spread of repeated kernel timings, against which the prior is weighed
 PRIOR_SD = 3.0  # of the log of a parameter: only keeps unidentified ones finite (a factor of 20 either way is one sd)
 PRIOR_WEIGHT = (NOISE / PRIOR_SD) ** 2
-Z_95 = 1.96
+Z95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def fit_log(
             damping *= 4
             if damping > 1e9:
                 break
-    error = Z_95 * np.sqrt(np.diag(_sandwich(residual, x, low, high)))
+    error = Z95 * np.sqrt(np.diag(_sandwich(residual, x, low, high)))
     return Estimate(np.exp(x), np.exp(np.maximum(x - error, low)), np.exp(np.minimum(x + error, high)), residual(x))
 
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..search_spaces.layout import Floats
-from .intervals import FEW_MODELS, left_out
+from .intervals import FEW_MODELS, REPEATS, left_out
 from .parameters import Parameter, Summary, summary
 from .trials import Priced
 from .validation import Outcome
 
 HUBER = 1.345  # residuals in units of their spread beyond which a row's pull grows no more (95 % efficient, Huber 1981)
-LEAST_NOISE = 0.02  # of log step time: what repeats of one run differ by
 TYPICAL_NOISE = 0.06
 """What a stack's layouts are off by when one scalar is known, and the most that the search reckons with: with more the priors would
 hold where the data have not been followed yet."""
@@ -63,7 +62,7 @@ class Search:
         sizes = np.sqrt(np.mean((found[1:] - found[0]) ** 2, axis=1)).reshape(-1, 2).max(axis=1)
         moved = [np.inf, *sizes.tolist()]
         ranked = sorted(range(len(moved)), key=lambda place: -moved[place])
-        return sorted(place for place in ranked[:count] if moved[place] > LEAST_NOISE / 10)
+        return sorted(place for place in ranked[:count] if moved[place] > REPEATS / 10)
 
     def _moved(self, theta: Floats, place: int, step: float) -> Floats:
         found = theta.copy()
@@ -75,7 +74,7 @@ class Search:
 
     def noise(self, residuals: Floats) -> float:
         """Spread of the residuals, robustly; never less than repeats differ by."""
-        return max(LEAST_NOISE, 1.4826 * float(np.median(np.abs(residuals - np.median(residuals)))))
+        return max(REPEATS, 1.4826 * float(np.median(np.abs(residuals - np.median(residuals)))))
 
     def loss(self, theta: Floats, residuals: Floats, noise: float) -> float:
         """Negative log posterior, up to a constant."""

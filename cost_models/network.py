@@ -7,6 +7,8 @@ fabrics (scale-up, scale-out) carry a pipelined collective at the same time, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,7 +18,7 @@ import numpy as np
 from ..search_spaces.cluster import ClusterSpec, Level
 from ..search_spaces.groups import Groups, untiled
 from ..search_spaces.layout import Bools, Floats, Ints
-from ..search_spaces.stack import EXCHANGE_SMS
+from ..search_spaces.libraries import deep_ep
 from .profile import Fitted, Profile, together_s
 from .routing import Routing
 
@@ -103,7 +105,8 @@ class Network:
     profile. The last size is all devices (`ClusterSpec.allocated_sizes`).
 
     `scale_up` and `scale_out` are the shares of those levels' bandwidth that the stack's collectives reach, one or a column (n,);
-    p2p meets no others. `backend` names the kernels of token exchanges, which have `sms` multiprocessors to copy with.
+    p2p meets no others. `backend` names the kernels of token exchanges, which have `sms` multiprocessors to copy with (unset:
+    DeepEP's own).
     """
 
     def __init__(
@@ -114,14 +117,14 @@ class Network:
         scale_up: float | Floats = 1.0,
         scale_out: float | Floats = 1.0,
         backend: str = "",
-        sms: int = EXCHANGE_SMS,
+        sms: int | None = None,
     ) -> None:
         self.levels: tuple[Level, ...] = cluster.levels
         self.sizes, self.devices = sizes, sizes[-1]
         self._units = tuple(zip(sizes[:-1], untiled(sizes), strict=True))
         self.supernode = cluster.supernode_place
         self._profile = profile
-        self._backend, self._sms = f"_{backend}" if backend else "", sms
+        self._backend, self._sms = f"_{backend}" if backend else "", sms or deep_ep().multiprocessors
         shared = np.array([level.devices_per_nic for level in self.levels])
         oversubscribed = np.array([level.oversubscription for level in self.levels])
         out = np.array([[level.efficiency_profile == "scale-out"] for level in self.levels])
@@ -143,12 +146,16 @@ class Network:
 
     def crossing(self, group: Groups) -> Crossing:
         """Places groups on the levels, as the worst of each layout lies."""
+        return self._placed(group, self.devices)
+
+    def _placed(self, group: Groups, devices: int) -> Crossing:
+        """Places groups of a job of so many devices."""
         shape = (len(self.levels) + 1, len(group.size))
         units, least = np.ones(shape), np.ones(shape)
         units[0], least[-1] = group.size, group.size
         for index, (size, around) in enumerate(self._units):
-            units[index + 1] = np.minimum(units[index], group.units(size, self.devices, around))
-            least[index + 1] = np.maximum(least[index], group.least(size, self.devices, around))
+            units[index + 1] = np.minimum(units[index], group.units(size, devices, around))
+            least[index + 1] = np.maximum(least[index], group.least(size, devices, around))
         members, fan, below = group.size / units[1:], units[:-1] / units[1:], group.size / units[:-1]
         outside = self._at_worst(members - below, np.diff(least, axis=0))
         return Crossing(
@@ -201,18 +208,18 @@ class Network:
 
     def all_gather_s(self, at: Crossing, total_bytes: Floats) -> Floats:
         """All-gather of `total_bytes` (what every rank holds afterwards), seconds (n,)."""
-        return self._fastest("all_gather", at, self.ring_bytes(at, total_bytes), total_bytes)
+        return self._at_least_inside(lambda net, *sent: net._gathered_s("all_gather", *sent), at, total_bytes)
 
     def reduce_scatter_s(self, at: Crossing, total_bytes: Floats) -> Floats:
         """Reduce-scatter of `total_bytes` (what every rank holds before), seconds (n,)."""
-        return self._fastest("reduce_scatter", at, self.ring_bytes(at, total_bytes), total_bytes)
+        return self._at_least_inside(lambda net, *sent: net._gathered_s("reduce_scatter", *sent), at, total_bytes)
 
     def all_reduce_s(self, at: Crossing, total_bytes: Floats) -> Floats:
         """All-reduce of `total_bytes` held by every rank, seconds (n,): reduce-scatter, then all-gather, 2·S·(n−1)/n sent.
 
         Within a fabric whose switches reduce, S is sent once instead, through the outermost level, if that is faster.
         """
-        return np.asarray(np.min(self._all_reduces_s(at, total_bytes), axis=0))
+        return self._at_least_inside(lambda net, *sent: np.min(net._all_reduces_s(*sent), axis=0), at, total_bytes)
 
     def flat_ring_s(self, name: str, at: Crossing) -> Floats:
         """What a message that goes round all ranks in one ring waits beyond the steps that its price has, seconds (n,).
@@ -248,7 +255,9 @@ class Network:
 
     def all_to_all_s(self, at: Crossing, sent_bytes: Floats) -> Floats:
         """All-to-all where every rank holds `sent_bytes` for the group, its own share included, seconds (n,)."""
-        return self._collective("all_to_all", at, self.all_to_all_bytes(at, sent_bytes), sent_bytes)
+        return self._at_least_inside(
+            lambda net, at, sent: net._collective("all_to_all", at, net.all_to_all_bytes(at, sent), sent), at, sent_bytes
+        )
 
     def exchange_s(self, at: Crossing, token_bytes: Floats, routing: Routing, kernel: Exchange | None, copy_bytes: float) -> Floats:
         """Tokens to their experts or back, `token_bytes` one copy of all of a rank's, `copy_bytes` of one token, seconds (n,).
@@ -256,6 +265,11 @@ class Network:
         `kernel`: a fused one that finds the receivers itself, or none: the library's all-to-all of every copy. A fused one brings
         every copy to its device by itself, from whichever fabric it comes.
         """
+        return self._at_least_inside(lambda net, *sent: net._exchanged_s(*sent, routing, kernel, copy_bytes), at, token_bytes)
+
+    def _exchanged_s(
+        self, at: Crossing, token_bytes: Floats, routing: Routing, kernel: Exchange | None, copy_bytes: float
+    ) -> Floats:
         level_bytes = self.dispatch_bytes(at, token_bytes, routing, kernel is not None)
         if kernel is None:
             return self._collective("all_to_all", at, level_bytes, np.asarray(token_bytes * routing.top_k))
@@ -345,6 +359,37 @@ class Network:
         """Units of each level's fabric in which a token has an expert, (levels, n)."""
         beyond = np.arange(len(self.levels)) > self.supernode
         return routing.units_hit(at.joined) * np.where(beyond, routing.crossing, 1.0)[:, None]
+
+    def _at_least_inside(self, priced: Callable[[Network, Crossing, Floats], Floats], at: Crossing, sent_bytes: Floats) -> Floats:
+        """What `priced` says of `sent_bytes` in groups, (n,): where they straddle units that they fit into, no less than inside.
+
+        What crosses hides behind what does not and relieves the links inside; a library that is faster for it would go the same way
+        where all links are fast.
+        """
+        sent_bytes = np.broadcast_to(np.asarray(sent_bytes, dtype=np.float64), at.size.shape)
+        time_s = priced(self, at, sent_bytes)
+        rows = np.flatnonzero((at.outermost > self._outermost[0]) & (at.size <= self.sizes[self._outermost[0]]))
+        if len(rows):
+            inside_s = priced(self._of(rows), self._side_by_side(at.size[rows]), sent_bytes[rows])
+            time_s = time_s.copy()
+            time_s[rows] = np.maximum(time_s[rows], inside_s)
+        return time_s
+
+    def _of(self, rows: Ints) -> Network:
+        """The network as some rows of a table see it."""
+        if self._reached.shape[1] == 1:
+            return self
+        part = copy(self)
+        part._reached = self._reached[:, rows]
+        return part
+
+    def _side_by_side(self, size: Floats) -> Crossing:
+        """Groups of so many ranks side by side in one unit of the innermost fabric."""
+        sizes, place = np.unique(size.astype(np.int64), return_inverse=True)
+        return self._placed(Groups(sizes, np.ones_like(sizes)), self.sizes[self._outermost[0]]).take(place)
+
+    def _gathered_s(self, name: str, at: Crossing, total_bytes: Floats) -> Floats:
+        return self._fastest(name, at, self.ring_bytes(at, total_bytes), total_bytes)
 
     def _fastest(self, name: str, at: Crossing, level_bytes: Floats, message_bytes: Floats) -> Floats:
         """The library's algorithm on all levels, or straight to every peer at once on those where that can be."""

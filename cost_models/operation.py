@@ -47,6 +47,7 @@ class Factors:
     crossing: float = 1.0  # tokens that leave a supernode over those under even routing
     dispatch_bytes: float = BF16
     permuted_copies: float = 4.0  # reads and writes of the routed tokens on either side of the experts
+    gathered_tokens: bool = False  # every rank of an expert group gets all of its tokens and picks those of its experts
     footprint: Footprint = field(default_factory=Footprint)
 
     @property

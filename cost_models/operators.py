@@ -8,6 +8,8 @@ cp; between blocks SP divides them by tp once more. EP does not divide a rank's 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 
@@ -146,12 +148,15 @@ def logits_bytes(f: Factors, vocab_size: Floats, heads: int) -> Floats:
 
 
 def dispatch_buffer_bytes(model: ModelSpec, kind: str, f: Factors) -> Floats:
-    """Send and receive buffers of a MoE layer's token exchange at the assumed imbalance, (n,)."""
+    """Send and receive buffers of a MoE layer's token exchange at the assumed imbalance, (n,).
+
+    A gather's are all tokens of the expert group, and as many outputs that it sums.
+    """
     mlp = model.kinds[kind].mlp
     if not isinstance(mlp, MoeMlp):
         return f.zeros
-    width = mlp.latent_size or model.hidden_size
-    return BF16 * f.tokens / f.sp * mlp.top_k * width * (1.0 + f.imbalance)
+    copies = 2.0 * f.ep * f.etp if f.gathered_tokens else mlp.top_k * (1.0 + f.imbalance)
+    return BF16 * f.tokens / f.sp * copies * (mlp.latent_size or model.hidden_size)
 
 
 def _dropout(model: ModelSpec, layer: LayerKind, f: Factors) -> list[Operator]:
@@ -199,85 +204,97 @@ def _moe(mlp: MoeMlp, h: int, f: Factors) -> list[Operator]:
     """
     t, width = f.tokens / f.sp, mlp.latent_size or h
     routed = t * mlp.top_k * f.imbalance * f.etp
-    experts = mlp.experts / f.ep
-    w = mlp.width / f.etp
-    first = w * (2 if mlp.gated else 1)
     copies = BF16 * routed * width
+    bring, fetch = _gathers(mlp, t, width, f) if f.gathered_tokens else _exchanges(mlp, t * width * f.imbalance, width, copies, f)
+    operators = [
+        _router(mlp, t, h, f),
+        *_latent("latent_down", mlp.latent_size, t, h, f),
+        _permuted("permute", copies, f.linear_bytes * routed * width, bring, f),
+        *_experts(mlp, routed, width, f),
+        _permuted("unpermute", copies, f.footprint.combined_bytes * t * mlp.top_k * width, fetch, f),
+        *(_sums(mlp, copies, t * f.ep * f.etp, width, f) if f.gathered_tokens else ()),
+        *_latent("latent_up", mlp.latent_size, t, h, f),
+        *_bias(mlp, routed * width, f),
+    ]
+    if mlp.shared_width:
+        operators += _dense_mlp("shared_experts", mlp.shared_width, mlp.gated, h, f, SHARED_EXPERTS | MOE)
+    return operators
+
+
+Ways = tuple[tuple[Message, ...], tuple[Message, ...]]
+"""What brings tokens to their experts, and what brings the experts' outputs back."""
+
+
+def _exchanges(mlp: MoeMlp, sent: Floats, width: int, copies: Floats, f: Factors) -> Ways:
+    """All-to-alls of `sent` values of tokens; ETP gathers the `copies` bytes that arrive."""
     limit, groups = (mlp.routing_groups_topk, mlp.routing_groups) if mlp.routing_groups > 1 else (None, 1)
-    routing, sent = Routing(mlp.top_k, mlp.experts, limit, groups, f.crossing), t * width * f.imbalance
+    routing = Routing(mlp.top_k, mlp.experts, limit, groups, f.crossing)
     back = 1.0 if f.dispatch_bytes == BF16 else 0.0  # gradients go back as they are combined, whatever tokens are cast to
     narrow, wide = f.dispatch_bytes * width, BF16 * width
     dispatch: tuple[Message, ...] = (Message("ep", "dispatch", f.dispatch_bytes * sent, 1.0, back, routing, narrow),)
     if not back:
         dispatch += (Message("ep", "combine", BF16 * sent, 0.0, 1.0, routing, wide),)
-    combine = Message("ep", "combine", BF16 * sent, 1.0, 1.0, routing, wide)
-    etp_gather = Message("etp", "all_gather", copies, 1.0, 1.0)
-    etp_scatter = Message("etp", "reduce_scatter", copies, 1.0, 1.0)
-    operators = [
-        Operator(
-            "router",
-            "gemm",
-            f.zeros,
-            MOE,
-            m=t,
-            n=float(mlp.experts),
-            k=h,
-            saved_bytes=FP32 * t * mlp.experts * 2,
-            high_precision=True,
-        ),
-        *_latent("latent_down", mlp.latent_size, t, h, f),
-        Operator(
-            "permute",
-            "memory",
-            f.zeros,
-            MOE,
-            forward_bytes=f.permuted_copies * copies,
-            backward_bytes=f.permuted_copies * copies,
-            saved_bytes=f.linear_bytes * routed * width,
-            messages=(*dispatch, etp_gather),
-        ),
-        Operator(
-            "experts_fc1",
-            "grouped_gemm",
-            f.zeros,
-            MOE,
-            m=routed / experts,
-            n=first,
-            k=width,
-            groups=experts,
-            saved_bytes=f.footprint.expert_inner_bytes * routed * first,
-        ),
+    gather, scatter = (Message("etp", name, copies, 1.0, 1.0) for name in ("all_gather", "reduce_scatter"))
+    return (*dispatch, gather), (scatter, Message("ep", "combine", BF16 * sent, 1.0, 1.0, routing, wide))
+
+
+def _gathers(mlp: MoeMlp, t: Floats, width: int, f: Factors) -> Ways:
+    """All ranks of EP and ETP gather each other's `t` tokens with their routing, and scatter sums of what their experts made.
+
+    Whatever the imbalance, as much is sent: Megatron-Core's allgather dispatcher (transformer/moe/token_dispatcher.py). A token
+    comes with a map of its experts (a byte each) and their scores, whose gradients go back.
+    """
+    maps, scores, values = (t * each for each in (mlp.experts, BF16 * mlp.experts, BF16 * width))
+    into = [_over_experts("all_gather", each, back, f) for each, back in ((maps, 0.0), (scores, 1.0), (values, 1.0))]
+    return tuple(chain.from_iterable(into)), _over_experts("reduce_scatter", values, 1.0, f)
+
+
+def _over_experts(name: Literal["all_gather", "reduce_scatter"], own: Floats, back: float, f: Factors) -> tuple[Message, ...]:
+    """A collective of every rank's `own` bytes over EP, and of what that brings over ETP; backward as often as `back` says."""
+    return Message("ep", name, own * f.ep, 1.0, back), Message("etp", name, own * f.ep * f.etp, 1.0, back)
+
+
+def _sums(mlp: MoeMlp, copies: Floats, all_tokens: Floats, width: int, f: Factors) -> list[Operator]:
+    """Outputs of a rank's experts, `copies` bytes, added up token by token for all that were gathered, as gradients are backward.
+
+    The sums start from zeros and are added to value by value. Of each token the rank keeps for backward which of its own experts
+    are meant, as a map and as a mask, and their scores.
+    """
+    moved, saved = 3.0 * copies + BF16 * all_tokens * width, all_tokens * mlp.experts / f.ep * (1.0 + 1.0 + BF16)
+    return [Operator("sums", "memory", f.zeros, MOE, forward_bytes=moved, backward_bytes=moved, by_value=True, saved_bytes=saved)]
+
+
+def _router(mlp: MoeMlp, t: Floats, h: int, f: Factors) -> Operator:
+    saved, experts = FP32 * t * mlp.experts * 2, float(mlp.experts)
+    return Operator("router", "gemm", f.zeros, MOE, m=t, n=experts, k=h, saved_bytes=saved, high_precision=True)
+
+
+def _permuted(name: str, copies: Floats, saved: Floats, messages: tuple[Message, ...], f: Factors) -> Operator:
+    """Puts `copies` bytes of routed tokens in order around an exchange."""
+    moved = f.permuted_copies * copies
+    return Operator(name, "memory", f.zeros, MOE, forward_bytes=moved, backward_bytes=moved, saved_bytes=saved, messages=messages)
+
+
+def _experts(mlp: MoeMlp, routed: Floats, width: int, f: Factors) -> list[Operator]:
+    """The MLPs of a rank's experts on `routed` tokens in all."""
+    experts, w = mlp.experts / f.ep, mlp.width / f.etp
+    first, rows = w * (2 if mlp.gated else 1), routed / experts
+    saved = f.footprint.expert_inner_bytes * routed * first
+    return [
+        Operator("experts_fc1", "grouped_gemm", f.zeros, MOE, m=rows, n=first, k=width, groups=experts, saved_bytes=saved),
         *_clamp(mlp, routed * w, f),
         activation("experts_act", routed * first, routed * w, mlp.gated, f, MOE | MOE_ACT),
-        Operator("experts_fc2", "grouped_gemm", f.zeros, MOE, m=routed / experts, n=width, k=w, groups=experts),
-        Operator(
-            "unpermute",
-            "memory",
-            f.zeros,
-            MOE,
-            forward_bytes=f.permuted_copies * copies,
-            backward_bytes=f.permuted_copies * copies,
-            saved_bytes=f.footprint.combined_bytes * t * mlp.top_k * width,
-            messages=(etp_scatter, combine),
-        ),
-        *_latent("latent_up", mlp.latent_size, t, h, f),
+        Operator("experts_fc2", "grouped_gemm", f.zeros, MOE, m=rows, n=width, k=w, groups=experts),
     ]
-    if mlp.bias:
-        moved = routed * width
-        operators.append(
-            Operator(
-                "experts_bias",
-                "memory",
-                f.zeros,
-                MOE,
-                forward_bytes=BIAS_FORWARD * moved,
-                backward_bytes=BIAS_BACKWARD * moved,
-                by_value=not f.graphed,
-            )
-        )
-    if mlp.shared_width:
-        operators += _dense_mlp("shared_experts", mlp.shared_width, mlp.gated, h, f, SHARED_EXPERTS | MOE)
-    return operators
+
+
+def _bias(mlp: MoeMlp, moved: Floats, f: Factors) -> list[Operator]:
+    """Biases added to experts' outputs outside the GEMM, `moved` values each."""
+    if not mlp.bias:
+        return []
+    forward, backward = BIAS_FORWARD * moved, BIAS_BACKWARD * moved
+    values = not f.graphed
+    return [Operator("experts_bias", "memory", f.zeros, MOE, forward_bytes=forward, backward_bytes=backward, by_value=values)]
 
 
 def _clamp(mlp: MoeMlp, gate: Floats, f: Factors) -> list[Operator]:

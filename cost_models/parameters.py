@@ -1,63 +1,91 @@
-"""The figures of a stack that measured runs may move: bounds from physics, and how far stacks lie from what is documented."""
+"""The figures of a stack that measured runs may move (parameters.yaml): bounds from physics, and how far stacks lie from what is
+documented.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from ..search_spaces.documents import read_document, to_record
 from ..search_spaces.layout import Floats
+from ..search_spaces.model import Frozen
+from .log_fit import Z95
 from .pooling import Prior
 from .trials import Priced
 
 CONFOUNDED = 0.85  # correlation from which two parameters cannot be told apart
-Z95 = 1.96
 FEW_ROWS = 10
 """With fewer, only what other stacks let expect gives a figure its meaning."""
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A figure of the stack: bounds from physics, width of its log-normal prior, and from how many rows on, and device counts
-    among them, it is freed.
+class Shared(Frozen):
+    """What pairs of stack and accelerator have in common of a prior's variance, by label."""
+
+    any: float
+    generation: float
+    accelerator: float
+    framework: float
+    stack: float
+    source: str
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """In the order of a pair's labels."""
+        return self.any, self.generation, self.accelerator, self.framework, self.stack
+
+
+class Bounded(Frozen):
+    """A figure's bounds from physics, width of its log-normal prior, and from how many rows on, and device counts among them, it is
+    freed.
 
     `between` is how far stacks lie from their documented figures, by those with many rows: the width where rows are few. `start`
-    stands in for a stack's figure of 0, which has no logarithm.
+    stands in for a stack's figure of 0, which has no logarithm. `shared` names what is common to pairs; without it none is pooled.
     """
 
-    name: str
     low: float
     high: float
     spread: float
-    least_rows: int
+    source: str
+    least_rows: int = FEW_ROWS
     start: float = 0.0
     least_sizes: int = 1
     between: float = 0.6
+    shared: str | None = None
 
 
-PARAMETERS: tuple[Parameter, ...] = (
-    # A sustained rate above the kernel measured alone would need a faster grade of the device (Ascend 910B: 376 over 313).
-    Parameter("efficiency", 0.2, 1.2, 0.35, 1, between=0.2),
-    # A layer launches 30 to 300 kernels at 5 to 30 µs each; experts wait for token counts besides.
-    Parameter("host_floor_dense_s", 2e-5, 2e-2, 0.8, 4, between=0.8),
-    Parameter("host_floor_moe_s", 5e-5, 5e-2, 1.2, 4, between=0.5),
-    # From kernels that write scores out in pieces to a generation newer than the one that the curve was read from.
-    Parameter("attention_efficiency", 0.15, 1.6, 0.5, FEW_ROWS),
-    # Eager kernels pass over memory up to ten times where a fused one passes once.
-    Parameter("elementwise_efficiency", 0.1, 1.3, 0.5, FEW_ROWS),
-    # NCCL beside compute that waits for the slowest rank, against the library alone.
-    Parameter("scale_up_efficiency", 0.2, 1.3, 0.5, FEW_ROWS),
-    # Collectives of many servers meet on shared links, and a site may have fewer or slower NICs than its kind of server.
-    Parameter("scale_out_efficiency", 0.05, 1.3, 0.5, FEW_ROWS),
-    # From a network that is not blocking to one whose links all of a job's servers share; sizes of jobs tell it.
-    Parameter("scale_out_congestion", 0.02, 1.5, 0.6, FEW_ROWS, start=0.1, least_sizes=3),
-    # A collective's launch, its stream synchronisation and its bookkeeping: tens to hundreds of microseconds.
-    Parameter("host_floor_per_collective_s", 1e-6, 5e-3, 1.0, FEW_ROWS, start=3e-5, between=1.0),
-    Parameter("host_floor_pipeline_s", 1e-6, 5e-3, 1.5, FEW_ROWS, start=3e-5, between=1.5),
-    Parameter("step_overhead_s", 1e-3, 2.0, 0.7, FEW_ROWS),
-)
+class Parameter(Bounded):
+    """Such a figure by name, with the shares of a pair's labels; none where it is not pooled."""
+
+    name: str
+    shares: tuple[float, ...] = ()
+
+    def with_spread(self, spread: float) -> Parameter:
+        """The same under a prior of that width."""
+        return self.model_copy(update={"spread": spread})
+
+
+class Known(Frozen):
+    """The file: figures by name, and what pairs share."""
+
+    figures: Mapping[str, Bounded]
+    shared: Mapping[str, Shared]
+
+
+def _read(path: Path) -> tuple[Parameter, ...]:
+    known = to_record(Known, read_document(path), path.name)
+    shares = {name: shared.shares for name, shared in known.shared.items()}
+    return tuple(
+        Parameter(name=name, shares=shares[figure.shared] if figure.shared else (), **figure.model_dump())
+        for name, figure in known.figures.items()
+    )
+
+
+PARAMETERS = _read(Path(__file__).parent / "parameters.yaml")
 
 
 def centres(priors: Mapping[str, Prior], runs: Priced) -> dict[str, float]:

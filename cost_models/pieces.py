@@ -15,6 +15,9 @@ import numpy as np
 
 from ..search_spaces.layout import Floats, Ints
 
+COMPONENTS = ("compute", "tp", "cp", "ep", "dp", "host", "offload")
+ENDS = ("embedding", "head")
+COMPUTE, TP, CP, EP, DP, HOST, OFFLOAD = range(len(COMPONENTS))
 WHOLE_COLUMNS = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_type")
 """What the kernels and messages of a piece depend on."""
 DENSE_COLUMNS = ("tp", "cp", "micro_batch", "sequence_parallel", "cp_type")
@@ -67,6 +70,10 @@ class Wholes:
     largest_saved_bytes: Floats
     gradient_buffer_bytes: Floats
     copied_weights: Floats
+
+    def take(self, place: Ints) -> Wholes:
+        """The combinations at the given places."""
+        return cast(Wholes, _mapped(lambda values: values[..., place], self))
 
     @classmethod
     def joined(cls, first: Wholes, second: Wholes) -> Wholes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,26 +39,6 @@ class Pair:
             f"stack {self.stack}",
         )
 
-
-HOST = (0.5, 0.05, 0.1, 0.05, 0.1)
-"""Hosts are much alike: what floors are underestimated by is common to most stacks."""
-KERNELS = (0.0, 0.1, 0.2, 0.2, 0.2)
-"""Kernels and the network between servers come with the device and the software, and tell little of other ones."""
-SUSTAINED = (0.2, 0.5, 0.0, 0.1, 0.15)
-"""What a step sustains of kernels measured alone: tables are of the best shapes at full clocks, so most stacks are documented too
-high, and a generation's clocks and kernels fall short together whatever its host; stacks of one framework share little besides."""
-SHARES: Mapping[str, tuple[float, ...]] = {
-    "efficiency": SUSTAINED,
-    "host_floor_dense_s": HOST,
-    "attention_efficiency": KERNELS,
-    "elementwise_efficiency": KERNELS,
-    "scale_out_efficiency": KERNELS,
-}
-"""Share of each label in a figure's prior variance; what is missing to 1 is the pair's own.
-
-Chosen by leaving one pair out at a time, and every pair of one stack, over rows to fit. The floors of layers with experts differ
-from dispatcher to dispatcher (pooled, pairs left out are predicted worse).
-"""
 
 TOLD_BY_ONE_RUN = frozenset({"efficiency"})
 """What a pair's own runs say better however few they are: pooled for pairs that have none (with it as the centre, fits of three

@@ -23,6 +23,7 @@ from ..search_spaces.documents import parse_document, read_document, to_record
 from ..search_spaces.errors import InputError
 from ..search_spaces.model import Frozen
 from ..search_spaces.stack import CALIBRATED, Stack, check_figures
+from .exchanges import exchanges
 from .pooling import Pair
 
 FloatArray = NDArray[np.float64]
@@ -30,9 +31,6 @@ FloatArray = NDArray[np.float64]
 FITS = "fits.yaml"
 Z95 = 1.96
 DEFAULT = "default"  # the profile of accelerators that nobody has measured
-
-SHARPNESS = 4.0
-"""How sharply a kernel turns from what its multiprocessors copy to what the links carry: the times' norm of that order."""
 
 PRECISION_ALIASES = {"fp16": "bf16", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 """Precisions that run on the tensor-core path of another one and share its curve."""
@@ -167,7 +165,7 @@ class PooledFigure(Frozen):
         """The documented figure times the factors of the labels."""
         value = documented.value * math.prod(self.factors.get(label, 1.0) for label in labels)
         wide = math.exp(Z95 * self.spread)
-        source = f"{self.source}, over {documented.value:g}: {documented.source}"
+        source = f"{self.source}, instead of {documented.value:g} ({documented.source})"
         return Figure(value=value, low=value / wide, high=value * wide, grade="assumed", source=source)
 
 
@@ -231,6 +229,10 @@ class Profile(Frozen):
             for accelerator, figures in accelerators.items():
                 check_figures(f"{stack} on {accelerator}", figures)
         return stacks
+
+    def learnt_stacks(self, accelerator: str) -> tuple[str, ...]:
+        """Stacks of which a site's own runs on an accelerator taught something."""
+        return tuple(name for name, there in self.learnt_on.items() if accelerator in there)
 
     def stack_figures(self, stack: Stack, accelerator: str) -> dict[str, Figure]:
         """Figures that lie over a stack's documented ones on an accelerator: its own fitted ones, else what others let expect."""
@@ -380,8 +382,8 @@ def collective_s(
 def together_s(links_s: ArrayLike, copies_s: ArrayLike) -> FloatArray:
     """Seconds of a kernel whose copies feed the links as it goes: of the slower one, somewhat more where both take as long."""
     slower, faster = np.maximum(links_s, copies_s), np.minimum(links_s, copies_s)
-    ratio = faster / np.where(slower > 0, slower, 1.0)
-    return np.asarray(slower * (1.0 + ratio**SHARPNESS) ** (1.0 / SHARPNESS), dtype=np.float64)
+    ratio, order = faster / np.where(slower > 0, slower, 1.0), exchanges().sharpness.value
+    return np.asarray(slower * (1.0 + ratio**order) ** (1.0 / order), dtype=np.float64)
 
 
 def _where(condition: NDArray[np.bool_], time_s: FloatArray) -> FloatArray:

@@ -28,7 +28,6 @@ from .sharding import ZERO1
 from .stage_classes import StageClasses
 from .states import Pair, States
 
-STALL_FREE = 2  # supernodes up to which no message was seen to stall more often than by chance
 INTERLEAVED = SCHEDULES.index("interleaved")
 
 
@@ -215,12 +214,24 @@ class Rows:
 
     def class_stages(self, classes: StageClasses, chunks: Loads) -> Loads:
         """Loads of one stage of each class, from those of chunks of each class; (n, classes)."""
-        pp, vpp = classes.split.pp, classes.split.vpp
-        if vpp == 1:
-            return chunks
-        held = chunks.pick(classes.held)
-        saved = saved_by_turns(held.saved_bytes, self.column("num_microbatches"), pp, vpp, classes.first)
-        return replace(held.folded(len(classes.first)), saved_bytes=saved)
+        return chunks if classes.split.vpp == 1 else self._stages(chunks.pick(classes.held), classes.first)
+
+    def first_chunks(self, cuts: Cuts) -> Loads:
+        """Loads of the chunks that the first of several stages holds between `cuts` (n, pp·vpp+1); (n, vpp)."""
+        pp, vpp, _ = self.shape
+        end = cuts[:, -1:]  # the last chunk is that of the head alone, and left out
+        start, stop = (np.concatenate([each, end], axis=1) for each in (cuts[:, :-1:pp], cuts[:, 1::pp]))
+        return span_loads(self.pieces, self.factor, self.depth[:, None], start, stop, vpp).pick(np.arange(vpp))
+
+    def first_stage(self, chunks: Loads) -> Loads:
+        """Loads of the first stage, from those of its chunks; (n, 1)."""
+        return chunks if self.shape[1] == 1 else self._stages(chunks, np.zeros(1, dtype=np.int64))
+
+    def _stages(self, held: Loads, stages: Ints) -> Loads:
+        """Loads of interleaved stages (k,) from those of the chunks that they hold (n, vpp·k); (n, k)."""
+        pp, vpp, _ = self.shape
+        saved = saved_by_turns(held.saved_bytes, self.column("num_microbatches"), pp, vpp, stages)
+        return replace(held.folded(len(stages)), saved_bytes=saved)
 
     @cached_property
     def _states(self) -> tuple[States, Ints]:
@@ -335,12 +346,13 @@ class Rows:
 
     @property
     def _wrapped_s(self) -> Floats:
-        """Of them where plain data parallelism wraps the stages of a pipeline and its job spans more than STALL_FREE supernodes.
+        """Of them where plain data parallelism wraps the stages of a pipeline and more supernodes than are free of stalls.
 
         Some stacks then lose one stall for each message that a stage receives or sends, forward and backward.
         """
-        of, stall_s = self._of, self.problem.stack.message_stall_s.value
-        if not stall_s or self.problem.devices <= STALL_FREE * of.network.sizes[of.network.supernode]:
+        stack, network = self.problem.stack, self._of.network
+        stall_s = stack.message_stall_s.value
+        if not stall_s or self.problem.devices <= stack.stall_free_supernodes * network.sizes[network.supernode]:
             return np.zeros(len(self))
         pp = self.column("pp")
         hit = (pp > 1) & (self.column("dp") > 1) & (self.column("sharding") == 0)

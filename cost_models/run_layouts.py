@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,10 +14,12 @@ from pydantic import ValidationError
 from ..search_spaces.cluster import ClusterSpec, Figure
 from ..search_spaces.inputs import MOST_DEVICES, load_stack
 from ..search_spaces.layout import Layout, Problem
+from ..search_spaces.libraries import torchao
 from ..search_spaces.model import Attention, LatentAttention, ModelSpec, MoeMlp
 from ..search_spaces.stack import GRAPH_MODULES, Stack
 from ..search_spaces.vocabulary import V_SHAPED
 from ..search_spaces.workload import Workload
+from .profile import load_profile
 from .run_clusters import cluster_of
 from .run_models import Shape, model_of
 from .run_offload import offload_of
@@ -27,7 +30,9 @@ from .runs import (
     HALF_OF_LAYERS,
     HYBRID,
     MC2,
+    MX,
     PEAK,
+    PER_TENSOR,
     ROWWISE,
     SELECTIVE,
     UNFUSED_ELEMENTWISE,
@@ -51,10 +56,8 @@ OFFLOADED = re.compile(
 
 MOST_STAGES = 4096  # some frameworks leave stages empty, so layers do not limit them
 FSDP_GROUP = re.compile(r"FSDP (?:sharding )?group (\d{1,6})")
-ROWWISE_CAST_BYTES = 5.0
-"""Per value of an operand with a scale for each row: it is read for the rows' largest values, read again and written in FP8, for
-each GEMM along another dimension; nothing is gathered in FP8 (torchao float8/float8_linear.py, float8_tensor_parallel.py)."""
 DROPLESS = re.compile(r"megatron-bridge v0\.1\.[^|]*\|.*\(dropless\)", re.IGNORECASE)
+OF_RECIPE = re.compile(r"dispatcher[^;]* from recipe", re.IGNORECASE)  # the column is the recipe's own, blank where that is silent
 UNSHARDED = re.compile(r"no ZeRO|no distributed optimizer at the time", re.IGNORECASE)
 
 
@@ -103,22 +106,61 @@ def job_of(run: Run, shapes: Mapping[str, Shape]) -> Job:
         first = error.errors(include_url=False)[0]
         raise Unpriceable(f"not a layout: {'.'.join(map(str, first['loc']))} {first['msg'].lower()}") from error
     memory, of_memory = _memory_of(run)
-    of_precision = () if run.text("precision") else ("precision is not told: BF16 assumed",)
-    of_dp = () if run.count("dp") in (None, layout.dp) else ("dp is taken to leave ep out: with it the grid is the devices",)
-    notes = (*of_stack, *of_model, *of_precision, *of_dp, *of_memory)
+    notes = (*of_stack, *of_model, *_of_precision(run, cluster), *_of_layout(run, problem, layout), *of_memory)
     return Job(run, problem, layout, gemm_curve, memory, notes, float(meaning("doubt", run.family)), stack_told=not of_stack)
 
 
 def stack_of(run: Run, cluster: ClusterSpec) -> tuple[str, str]:
     """The catalog's name of the run's stack, and what its words stand for: "default" where they name none, ~ before the nearest."""
-    found = meaning("stack", stack_words(run))
+    found = run.stack or meaning("stack", stack_words(run))
     return cluster.default_stack if found == "default" else found.removeprefix("~"), found
+
+
+def with_one_stack_each(runs: Sequence[Run]) -> list[Run]:
+    """Runs with one stack for all of a software that is not known by name: what most of its rows are taken for that tell at all."""
+    guesses: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        found = _guess(run)
+        if found:
+            guesses[run.text("software")][found] += 1
+    one = {software: max(seen, key=lambda found: (found != "default", seen[found])) for software, seen in guesses.items()}
+    return [replace(run, stack=one[run.text("software")]) if _guess(run) else run for run in runs]
+
+
+def _guess(run: Run) -> str:
+    """What a row's stack is guessed to be; "" where it is known, or where the row names no software."""
+    found = meaning("stack", stack_words(run))
+    return found if run.text("software") and (found == "default" or found.startswith("~")) else ""
 
 
 def stack_words(run: Run) -> str:
     """The text that the vocabulary's stack entries are matched against."""
     names = ("software", "family", "precision", "optimizer_sharding", "comm_overlap")
     return " | ".join(run.text(name) for name in names).replace("\n", " ")
+
+
+def _of_precision(run: Run, cluster: ClusterSpec) -> Iterator[str]:
+    """What was assumed of the precision, and what of an FP8 recipe the price leaves out."""
+    words, device = run.text("precision"), cluster.accelerator
+    recipe = meaning("fp8_recipe", words)
+    if not words:
+        yield "precision is not told: BF16 assumed"
+    if recipe == MX and "fp4" not in device.peak_flops:  # tensor cores with MX formats have those of 4 bits too
+        yield f"{words}: {device.name} has no MX formats; priced as scales of larger blocks"
+    if recipe == PER_TENSOR and "fp8_tensor" not in load_profile(device.priced_as).gemm:
+        yield f"{words}: priced at the rate of blocks' scales; none of {device.name} with {PER_TENSOR} is known"
+    if recipe == PER_TENSOR:
+        yield f"{words}: delayed and current scaling are priced alike"
+
+
+def _of_layout(run: Run, problem: Problem, layout: Layout) -> Iterator[str]:
+    """What was made of degrees and of a dispatcher that the row does not tell as they are."""
+    if _extended(run):
+        yield f"experts lie over TP ranks too: ep {layout.ep}, etp {layout.etp}"
+    elif run.count("dp") not in (None, layout.dp):
+        yield "dp is taken to leave ep out: with it the grid is the devices"
+    if problem.model.is_moe and _dispatcher(run) in ("unset", "dropless"):
+        yield f"moe_dispatcher is not told: {problem.stack.moe_dispatcher} assumed, as the row's recipe has it"
 
 
 def _refuse_unsupported(run: Run) -> None:
@@ -137,19 +179,19 @@ def _stack_of(run: Run, cluster: ClusterSpec, moe: bool) -> tuple[Stack, tuple[s
     software = run.text("software")[:40] or "no software named"
     names = ("tp", "dp_gradients", "dp_parameters", "pp_interleaved")
     off = tuple(each for each in names if meaning(f"overlap.{each}", run.text("comm_overlap")) == "off")
-    stack = _stack(
-        name,
-        off,
-        meaning("moe_dispatcher", _dispatcher(run)),
-        meaning("flex_backend", run.text("moe_dispatcher")),
-        meaning("cuda_graphs", run.text("cuda_graphs")),
-        meaning("compiled", f"{found} | {run.text('software')} | {run.text('notes')}") == "yes",
-        meaning("scales", run.text("precision")) == ROWWISE,
-        meaning("kernels", f"{run.text('software')} | {run.text('comm_overlap')}"),
-        meaning("attention", f"{run.text('software')} | {run.text('model')}") == "unfused",
-        moe,
+    told = Software(
+        stack=name,
+        off=off,
+        dispatcher=meaning("moe_dispatcher", _dispatcher(run)),
+        backend=meaning("flex_backend", run.text("moe_dispatcher")),
+        graphs=meaning("cuda_graphs", run.text("cuda_graphs")),
+        compiled=meaning("compiled", f"{found} | {run.text('software')} | {run.text('notes')}") == "yes",
+        rowwise=meaning("scales", run.text("precision")) == ROWWISE,
+        kernels=meaning("kernels", f"{run.text('software')} | {run.text('comm_overlap')}"),
+        attention=meaning("attention", f"{run.text('software')} | {run.text('model')}"),
+        moe=moe,
     )
-    return stack, (f"stack {name} assumed, {why}: {software}",) if why else ()
+    return _stack(told), (f"stack {name} assumed, {why}: {software}",) if why else ()
 
 
 def _memory_of(run: Run) -> tuple[str, tuple[str, ...]]:
@@ -165,52 +207,56 @@ def _memory_of(run: Run) -> tuple[str, tuple[str, ...]]:
 
 def _dispatcher(run: Run) -> str:
     """The dispatcher as told, or what tells it: a recipe that is known and names none, or a release's notes."""
-    told = run.text("moe_dispatcher") or ("unset" if run.text("cuda_graphs") else "")
+    told = run.text("moe_dispatcher") or ("unset" if OF_RECIPE.search(run.text("notes")) else "")
     return told or ("dropless" if DROPLESS.match(f"{run.text('software')} | {run.text('notes')}") else "")
 
 
+@dataclass(frozen=True)
+class Software:
+    """What a row says of the stack that it ran on, in words that are known."""
+
+    stack: str
+    off: tuple[str, ...]  # overlaps
+    dispatcher: str
+    backend: str
+    graphs: str  # over modules, or the whole step
+    compiled: bool  # by PyTorch, which fuses elementwise kernels
+    rowwise: bool  # scales by row, for which operands are cast anew for every GEMM
+    kernels: str  # those of its release
+    attention: str  # its kernel, where the row names one
+    moe: bool
+
+
 @cache
-def _stack(
-    name: str,
-    off: tuple[str, ...],
-    dispatcher: str,
-    backend: str,
-    graphs: str,
-    compiled: bool = True,
-    rowwise: bool = False,
-    kernels: str = "",
-    unfused_attention: bool = False,
-    moe: bool = False,
-) -> Stack:
-    """A catalog stack with the overlaps in `off` switched off, its dispatcher chosen, graphs over modules or the whole step, its
-    elementwise kernels apart where PyTorch did not compile them, operands cast anew for every GEMM where scales are by row, and
-    the `kernels` of its release.
-    """
-    stack = load_stack(name)
-    within = {"tp": stack.fused_tp / (2.0 if moe else 1.0)} if kernels == MC2 else {}  # of a MoE layer the attention's half
-    # NVIDIA's scripts of FP8 runs keep the weights themselves in FP8 (examples/llama/train_llama3_8b_h100_fp8.sh)
+def _stack(told: Software) -> Stack:
+    """The catalog's stack as a row ran it."""
+    stack = load_stack(told.stack)
+    fused = stack.fused_tp / (2.0 if told.moe else 1.0)  # of a MoE layer the attention's half
+    within = {"tp": fused} if told.kernels == MC2 else {}
+    # NVIDIA's scripts of FP8 runs keep the weights themselves in FP8 (examples/llama/train_llama3_8b_h100_fp8.sh). They are priced
+    # as gathered in BF16 all the same: their figures were fitted so, and a byte each moves steps by 0.04 % in the median.
     changes: dict[str, object] = {
-        "overlap": stack.overlap.model_copy(update=dict.fromkeys(off, 0.0) | within),
+        "overlap": stack.overlap.model_copy(update=dict.fromkeys(told.off, 0.0) | within),
         "footprint": stack.footprint.model_copy(update={"cached_weight_bytes": {}}),
     }
-    if kernels == UNFUSED_ELEMENTWISE:
+    if told.kernels == UNFUSED_ELEMENTWISE:
         changes["eager_kernels"] = ("activation", "rotary")
-    if unfused_attention:
-        changes["attention_kernel"] = "unfused"
-    if not compiled:
+    if told.attention:
+        changes["attention_kernel"] = told.attention
+    if not told.compiled:
         changes["eager_kernels"] = ("norm", "activation", "rotary", "loss")
-    if rowwise:
-        changes |= {"fp8_cast_bytes": ROWWISE_CAST_BYTES, "fp8_gathers": False}
-    if dispatcher:
-        changes["moe_dispatcher"] = dispatcher
-    if backend:
-        changes["flex_backend"] = backend
-    if graphs == WHOLE_STEP:
+    if told.rowwise:
+        changes |= {"fp8_cast_bytes": torchao().rowwise_cast_bytes.value, "fp8_gathers": False}
+    if told.dispatcher:
+        changes["moe_dispatcher"] = told.dispatcher
+    if told.backend:
+        changes["flex_backend"] = told.backend
+    if told.graphs == WHOLE_STEP:
         none = Figure(value=0.0, source="one CUDA graph spans the step: the host launches no layer", grade="official")
         names = ("host_floor_dense_s", "host_floor_moe_s", "host_floor_per_expert_s", "host_wait_moe_s")
         changes |= {"cuda_graphs": True, "expert_gemms": "grouped", **dict.fromkeys(names, none)}
-    elif graphs:
-        changes["graph_modules"] = tuple(word for word in graphs.split("+") if word in GRAPH_MODULES)
+    elif told.graphs:
+        changes["graph_modules"] = tuple(word for word in told.graphs.split("+") if word in GRAPH_MODULES)
     return stack.model_copy(update=changes)
 
 
@@ -224,6 +270,8 @@ def _layout(run: Run, problem: Problem) -> Layout:
     """The run's layout. dp follows from the other degrees where it is blank, and must agree with them where it is not."""
     tp, pp = run.needed("tp"), run.needed("pp")
     cp, ep, micro_batch = run.count("cp") or 1, run.count("ep") or 1, run.needed("micro_batch")
+    if run.count("dp") is None and problem.devices % (tp * cp * pp):
+        raise Unpriceable("the number of devices is not a multiple of tp·cp·pp")
     dp = run.count("dp") or problem.devices // (tp * cp * pp)
     if tp * cp * pp * dp * ep == problem.devices and meaning("dp", f"{run.family} | {run.text('notes')}") == "without ep":
         dp *= ep
@@ -238,6 +286,8 @@ def _layout(run: Run, problem: Problem) -> Layout:
         raise Unpriceable("more chunks than layers")
     if pp > MOST_STAGES:
         raise Unpriceable(f"more stages than {MOST_STAGES}")
+    if _extended(run):
+        ep *= tp
     _refuse_uneven(problem.model, tp, ep)
     etp = _expert_tensor_parallel(run, problem, tp, cp, dp, ep)
     recompute = _recompute(run, problem, pp * vpp)
@@ -291,12 +341,18 @@ def _schedule(run: Run, pp: int, micro_batches: int) -> tuple[str, int]:
     return ("interleaved", vpp) if vpp > 1 else ("1f1b" if schedule == "interleaved" else schedule, 1)
 
 
+def _extended(run: Run) -> bool:
+    """Whether experts lie over the ranks of TP too, rather than being cut by it: EP is then tp times the ep that is told."""
+    return meaning("extended", " | ".join(run.text(name) for name in ("software", "comm_overlap", "notes"))) == "yes"
+
+
 def _expert_tensor_parallel(run: Run, problem: Problem, tp: int, cp: int, dp: int, ep: int) -> int:
     """etp as given, or the stack's default where it is blank and the grid allows it, else 1. A MoE run must state its ep."""
     if not problem.model.is_moe:
         return 1
     run.needed("ep")
-    default = tp if meaning("etp", problem.stack.name) == "tp" and cp * dp % ep == 0 else 1
+    cut = meaning("etp", problem.stack.name) == "tp" and cp * dp % ep == 0 and not _extended(run)
+    default = tp if cut else 1
     etp = run.count("etp") or default
     if tp * cp * dp % (etp * ep):
         raise Unpriceable("etp·ep does not divide tp·cp·dp")

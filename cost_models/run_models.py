@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..search_spaces.documents import read_document
 from ..search_spaces.errors import InputError
 from ..search_spaces.inputs import catalog_names, load_model
 from ..search_spaces.layer_kinds import Attention, DenseMlp, LatentAttention, LayerKind, MoeMlp, Mtp
@@ -37,23 +38,6 @@ CATALOG_NAMES = {
 
 MANY_KINDS = re.compile(r"hybrid|sliding|alternating|every 2nd layer|every second layer|mamba", re.IGNORECASE)
 """Notes of a shape that its numbers alone do not describe."""
-
-VOCABULARIES = (
-    (r"llama2?-|mixtral|mistral|codellama", 32000),
-    (r"baichuan2", 125696),
-    (r"baichuan-", 64000),
-    (r"qwen-72b", 152064),
-    (r"qwen-", 151936),
-    (r"yi-", 64000),
-    (r"aquila2", 100008),
-    (r"gemma-", 256000),
-    (r"internlm-", 103168),
-    (r"gpt", 50304),
-)
-"""Vocabularies that models.json leaves blank, from the families' published config.json (GPT: GPT-2's, padded)."""
-
-WINDOWS = ((r"mistral-7b", 4096),)
-"""Windows of all layers' attention that models.json leaves blank: Mistral 7B's (arXiv 2310.06825, table 1)."""
 
 ALIASES = {
     "llama38b": "llama-3.1-8b",
@@ -221,7 +205,7 @@ def _spec(name: str, shape: Shape, seq_len: int) -> ModelSpec:
     return ModelSpec(
         name=name,
         hidden_size=hidden,
-        vocab_size=_size(name, shape, "vocab_size", _published(name, VOCABULARIES)),
+        vocab_size=_size(name, shape, "vocab_size", _published(name, "vocab_size")),
         max_position_embeddings=seq_len if learned else LONGEST,
         kinds=kinds,
         layers=tuple(f"{count}*{kind}" for kind, count in counts.items() if count),
@@ -242,7 +226,7 @@ def _mixer(name: str, shape: Shape, hidden: int, bias: bool) -> Attention | Late
         heads=heads,
         kv_heads=_size(name, shape, "num_kv_heads", heads),
         head_dim=_size(name, shape, "head_dim", max(hidden // heads, 1)),
-        window=_published(name, WINDOWS),
+        window=_published(name, "window"),
         qkv_bias=bias,
         out_bias=bias,
     )
@@ -270,6 +254,11 @@ def _size(name: str, shape: Shape, key: str, otherwise: int | None = None) -> in
     return int(value)
 
 
-def _published(name: str, sizes: Iterable[tuple[str, int]]) -> int | None:
+def _published(name: str, key: str) -> int | None:
     """What a family's published configuration says of a model that goes by that name."""
-    return next((size for pattern, size in sizes if re.match(pattern, name)), None)
+    return next((size for pattern, size in _published_sizes()[key]["sizes"].items() if re.match(pattern, name)), None)
+
+
+@cache
+def _published_sizes() -> dict[str, Any]:
+    return read_document(Path(__file__).parent / "published_sizes.yaml")

@@ -42,7 +42,8 @@ class Run:
     """One row; `text` gives a cell, `count` and `number` read it (None where blank).
 
     `defect` is the reason why the row cannot be read at all, `notes` what was made of a row that was put down carelessly, `cluster`
-    the one that it is said to have run on.
+    the one that it is said to have run on, `stack` what it is taken to have run with, as the vocabulary has it, where that does
+    not follow from its own words alone.
     """
 
     cells: Mapping[str, str] = field(repr=False)
@@ -50,6 +51,7 @@ class Run:
     defect: str = ""
     notes: tuple[str, ...] = ()
     cluster: ClusterSpec | None = field(default=None, repr=False)
+    stack: str = ""
 
     def text(self, column: str) -> str:
         return self.cells.get(column, "")
@@ -136,12 +138,17 @@ UNFUSED_ELEMENTWISE = "activation and rotary embedding apart"
 HYBRID = "a supernode's shards"
 MODELLINK = r"[^|]*modellink[^|]*"
 UNTOLD = "as was measured"
+MX, BLOCKS, PER_TENSOR = "MXFP8", "a scale for each block", "a scale for each tensor"
 MODULE = f"(?:{'|'.join(RECOMPUTE_MODULES)})"
 ACTIVATION_OFFLOAD = "activation offload in words that do not tell how much leaves the device"
 SHARE = r"(0?\.\d{1,6}|[01](\.0)?)"
 OF_MODULES = "the share of what layers save that these modules do, see run_offload"
 GRADE = "grade not printed: ±15 %"
 
+MEGATRON_DEEPSPEED = r".*(megatron(-lm)?( \+ |.?)deepspeed|zero-3 via megatron).*"
+DEEPSPEED_OF_2022 = rf"(?=.*(bigscience|\b202[12]\b|\| sc21 \|))({MEGATRON_DEEPSPEED}|.*bigscience.*)"
+NAMED_FLASH = r"[^|]*(?<!no )(?<!non-)(?<!without )flash[-_ ]?att[^|]*\|.*"
+SHARDED = r"(zero-?[23](?!\d)|hsdp|fsdp|full|hybrid_?shard|shard_?grad_?op|ddp|no_?shard)"
 DIES = r"(ascend-?)?910(c|-93)(-.*)?|cloudmatrix-?384.*|atlas-[89]00t?-a3.*"
 FSDP_BUILT = r".*(torchtune|lit-?gpt|lightning|olmo|veomni|fairscale|axolotl|accelerate|hugging|transformers|pytorch).*"
 EAGER_BUILT = r"[^|]*(pytorch|torchtune|lightning|fairscale|axolotl|accelerate|hugging|transformers).*"
@@ -195,8 +202,10 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*automodel.*", "nemo-automodel"),
     Word("stack", r"megatron-deepspeed \|.*vtrain.*", "megatron-deepspeed-2024"),
     Word("stack", r".*internevo.*", "internevo"),
-    Word("stack", r".*(megatron(-lm)?( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*\| bf16 \|.*", "megatron-deepspeed-bf16"),
-    Word("stack", r".*(megatron(-lm)?( \+ |.?)deepspeed|bigscience|zero-3 via megatron).*", "megatron-deepspeed"),
+    Word("stack", rf"{DEEPSPEED_OF_2022}\| bf16 \|.*", "megatron-deepspeed-bf16"),
+    Word("stack", DEEPSPEED_OF_2022, "megatron-deepspeed"),
+    Word("stack", rf"{MEGATRON_DEEPSPEED}\| bf16 \|.*", "~megatron-deepspeed-bf16", "that of 2022: no later one is known"),
+    Word("stack", MEGATRON_DEEPSPEED, "~megatron-deepspeed", "that of 2021 and 2022: no later one is known"),
     Word("stack", r".*(mindspeed|modellink).*", "mindspeed-llm"),
     Word("stack", r".*(mindformers|mindspore).*", "mindformers"),
     Word("stack", r".*\| simumax \|.*", "megatron-simumax"),
@@ -220,9 +229,9 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*(pangu|cann\b|ascendspeed).*", "~mindspeed-llm", "Megatron for Ascend"),
     Word(
         "stack",
-        r"[^|]*[^| ][^|]*\|[^|]*\|[^|]*\| (zero-?3|hsdp|fsdp|full|hybrid_?shard)[^|]*\|.*",
+        rf"[^|]*[^| ][^|]*\|[^|]*\|[^|]*\| {SHARDED}[^|]*\|.*",
         "~torchtitan",
-        "parameters sharded, as FSDP does",
+        "sharded, or kept whole, in the words of PyTorch's FSDP and DDP",
     ),
     Word("stack", r".*", "default", "the cluster's own default"),
     # Kernels that a release's scripts switch on, where the stack's own are others. The text matched is "software |
@@ -231,7 +240,8 @@ VOCABULARY: tuple[Word, ...] = (
     Word("kernels", rf"{MODELLINK}\(2024-.*|.*\bmc2\b.*", MC2, "scripts of 2024-04-26 to v1.0.0 set --use-mc2"),
     Word("kernels", r".*", ""),
     Word("attention", rf"{MODELLINK}\(2024-0[1-3]-.*\| (bloom-|baichuan2?-13b).*", "unfused", "ALiBi in scripts before April 2024"),
-    Word("attention", r".*", ""),
+    Word("attention", NAMED_FLASH, "flash"),
+    Word("attention", r".*", "", "the stack's own"),
     # Precision → GEMM precision / curve of the profile.
     Word("precision", r"bf16 ?[+/] ?fp8.*", "fp8 fp8_tensor", "GEMMs in FP8"),
     Word("precision", r"(mixed[ _-])?bf16.*|amp_bf16|bfloat16.*", "bf16 bf16"),
@@ -240,6 +250,13 @@ VOCABULARY: tuple[Word, ...] = (
     Word("precision", r"(amp_)?fp8.*|float8.*", "fp8 fp8_tensor", "scaled per tensor or row: current, delayed, dynamic"),
     Word("precision", r"(nv|mx)?fp4.*", "fp4 fp4"),
     Word("precision", r"", "bf16 bf16", "what tables that leave it out were trained in"),
+    # What of an FP8 recipe has no price of its own: of what a row is said so. Casts that producing kernels do are in their stack's
+    # figures, fitted to the recipe that its rows had; an amax pass before the cast and the bytes of blocks' scales are not apart.
+    Word("fp8_recipe", r".*\brow-?wise.*", ""),
+    Word("fp8_recipe", r".*(mx|sub).*", MX),
+    Word("fp8_recipe", r".*(fp8|float8).*block.*", BLOCKS),
+    Word("fp8_recipe", r".*(fp8|float8).*", PER_TENSOR),
+    Word("fp8_recipe", r".*", ""),
     Word("precision", r"(tf32|fp32|float32).*", r"!precision that is not priced: \1"),
     # Sharding. A blank means ZeRO-1 on Megatron stacks (the distributed optimizer), ZeRO-3 on FSDP stacks.
     Word("optimizer_sharding", r"none|no|off|false|no_?shard|ddp", "none"),
@@ -279,7 +296,10 @@ VOCABULARY: tuple[Word, ...] = (
     Word("dp", r".*", "without ep", "experts lie across ranks that have data of their own"),
     # Expert tensor parallelism where it is blank, by stack.
     Word("etp", r"megatron-bridge.*|nemo-automodel", "1", "what its MoE recipes set"),
-    Word("etp", r".*", "tp", "Megatron's default, where the grid allows it"),
+    Word("etp", r".*", "tp", "Megatron's default, where the grid allows it; MindSpeed's too, which cuts experts over TP"),
+    # Whether experts lie over the ranks of TP too, ep·tp of them. The text matched is "software | comm_overlap | notes".
+    Word("extended", r".*\btp[- ]extends?[- ]ep\b.*", "yes", "MindSpeed's --moe-tp-extend-ep: etp is 1"),
+    Word("extended", r".*", "no"),
     # Sequence parallelism. The text matched is "family | sp | pipeline" where there is one: blank follows TP.
     Word("sp", r".*\| (0|0\.0|false|no|off) \|.*", "off"),
     Word("sp", r"kempner \|.*\| pipeline", "off", "its pipeline stages take plain tensor parallelism"),
@@ -324,7 +344,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("moe_dispatcher", r"flex.*|.*deepep.*|.*hybridep.*", "flex"),
     Word("moe_dispatcher", r"(alltoall|allgather)", r"\1"),
     Word("moe_dispatcher", r"dropless", "flex", "Megatron-Bridge 0.1: DeepEP where its DeepSeek recipe drops no tokens"),
-    Word("moe_dispatcher", r"unset", "alltoall", "Megatron's own default: the recipe is known and names none"),
+    Word("moe_dispatcher", r"unset", "alltoall", "what Megatron-Bridge's recipes leave: the row's is known and names none"),
     Word("moe_dispatcher", r".*", ""),
     Word("flex_backend", r".*(deepep|hybridep).*", r"\1"),
     Word("flex_backend", r".*", "", "what most stacks run on the accelerator"),

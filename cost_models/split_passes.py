@@ -11,9 +11,10 @@ from functools import lru_cache
 import numpy as np
 
 from ..search_spaces.layout import FULL_BLOCK, Floats, Ints, Problem
-from .layers import DP, ENDS, EP, LayerModel
+from .layers import LayerModel
 from .loads import TURNS_TOLD, Cuts, Loads, saved_by_turns
 from .operation import BF16, Factors, Operator
+from .pieces import DP, ENDS, EP
 from .pipeline import held_by_chunk, in_flight
 from .replay import reduced, stage_ends_s
 from .rows import Rows

@@ -9,8 +9,8 @@ import numpy as np
 from ..search_spaces.cluster import HostLink
 from ..search_spaces.groups import groups
 from ..search_spaces.layout import Floats, Ints, LayoutTable, Problem
+from ..search_spaces.libraries import megatron_core
 from ..search_spaces.row_keys import distinct_rows
-from ..search_spaces.stack import own_buckets
 from .memory import StaticRates, communicator_count, static_rates
 from .network import Crossing, Network
 from .operators import BF16, FP32
@@ -168,7 +168,7 @@ class States:
         Megatron-Core has buckets only in the first chunk of the first stage, which ends last; all stages are priced alike.
         """
         stack, (dense, expert) = self._problem.stack, self._mean_stage
-        usual = own_buckets()[stack.framework]
+        usual = megatron_core().gradient_buckets
         own = np.maximum(usual.least, usual.each_replica * self._table.dp)
         told = np.full_like(own, stack.gradient_bucket) if stack.sends_buckets else own
         return (np.ceil(dense / own), np.ceil(expert / own)), (np.ceil(dense / told), np.ceil(expert / told))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,14 @@ from ..search_spaces.layout import FULL_UNIFORM, Bools, Floats, Ints, LayoutTabl
 from ..search_spaces.quantities import usable_bytes
 from ..search_spaces.row_keys import distinct_rows, varying
 from .known_wholes import KnownWholes, known_wholes
-from .layers import LayerModel, resident_share
+from .layers import LayerModel
 from .lending import lends, most_lent, with_partners
 from .loads import Cuts, Loads, picked, recompute_depths, taken
 from .network import Network
-from .pieces import PIECE_COLUMNS, WHOLE_COLUMNS, Pieces
+from .pieces import PIECE_COLUMNS, WHOLE_COLUMNS, Pieces, Wholes
 from .pipeline import in_flight, stage_ends_s, stage_paths_s
 from .profile import Profile, load_profile
+from .row_pieces import resident_share
 from .rows import Alike, Combinations, Rows, grouped
 from .schedules import loss_stages
 from .sharding import ZERO2
@@ -119,14 +120,20 @@ class CostModel:
         return Combinations(self.problem, self.network, self.profile, table, self.pieces(table))
 
     def pieces(self, table: LayoutTable) -> Pieces:
-        """Costs of every piece for each row; combinations of WHOLE_COLUMNS that were met before are not priced again."""
+        """Costs of every piece for each row."""
+        return self.layers.pieces(table, *self._wholes(table))
+
+    def _wholes(self, table: LayoutTable) -> tuple[Wholes, Ints]:
+        """What pieces cost before recompute and sharding, and the place of each row's; combinations of WHOLE_COLUMNS that were met
+        before are not priced again.
+        """
         piped = (table.pp > 1) & self.problem.stack.slower_in_pipelines  # a layer costs more in a pipeline
         columns = [*(getattr(table, name) for name in WHOLE_COLUMNS), piped, *inner_strides(table)]
         first, member = distinct_rows(columns)
         each = np.stack([column[first].astype(np.int64) for column in columns], axis=1)
         keys = each.view(f"V{each.itemsize * each.shape[1]}").ravel().tolist()
         wholes, place = self._known.of(keys, lambda new: self.layers.wholes(table.take(first[new])))
-        return self.layers.pieces(table, wholes, place[member])
+        return wholes, place[member]
 
     def price(self, table: LayoutTable, closed_form: bool = False) -> Prices:
         """Step time and peak memory of every row, whose `split` must name one of the table's splits.
@@ -134,6 +141,14 @@ class CostModel:
         `closed_form` times schedules that are priced by replay from below instead (interleaved ones).
         """
         return self.price_rows(self.rows(table), closed_form)
+
+    def price_each(self, table: LayoutTable, models: Sequence[CostModel]) -> Prices:
+        """The same of every row by a model of its own, of models that differ from this one in how tokens are routed alone."""
+        one = [np.array([row]) for row in range(len(table))]
+        each = (model._wholes(table.take(row)) for model, row in zip(models, one, strict=True))
+        wholes, place = reduce(Wholes.joined, (whole.take(place) for whole, place in each)), np.arange(len(table))
+        pieces = self.layers.pieces(table, wholes, place)
+        return self.price_rows(Rows(Combinations(self.problem, self.network, self.profile, table, pieces), table, place))
 
     def price_rows(self, rows: Rows, closed_form: bool = False) -> Prices:
         """The same for rows that are at hand."""
@@ -249,6 +264,21 @@ class CostModel:
         lead = _before(passes.forward_s[:, :pp])
         return Flow(chunks, load, ends, *self._free_s(rows, lead, passes.forward_s, passes.backward_s))
 
+    def first_flow(self, rows: Rows, cuts: Cuts, end_s: Floats) -> Flow:
+        """The same of the first of several stages alone, whose chunks run one by one, (n, 1), given when it ends, (n,)."""
+        chunks = rows.first_chunks(cuts)
+        free_s = self._free_s(rows, np.zeros((len(rows), 1)), chunks.forward_s, chunks.backward_s)
+        return Flow(chunks, rows.first_stage(chunks), end_s[:, None], *free_s)
+
+    def least_step_s(self, rows: Rows, flow: Flow) -> Floats:
+        """Steps of rows of which the first stage is known, from below, (n,): what comes after all is the mean stage's at least."""
+        times, pp = self.around_pipeline(rows, flow), rows.shape[0]
+        dense, expert = (whole[rows.factor, None] / pp for whole in rows.pieces.rank_weights)
+        none = np.zeros_like(dense)
+        mean_s = self.kept(rows, Loads(none, none, dense, expert, none)).stepped_s
+        after_s = np.maximum(times.after_s, mean_s)[:, 0] + rows.stalled_s
+        return np.asarray(times.done_s[:, 0] + after_s + self.problem.stack.step_overhead_s.value)
+
     def _cut_loads(self, rows: Rows, cuts: Cuts, chunks: Loads) -> Loads:
         """What the stages hold, with all activations that they keep where their schedule is replayed, (n, pp)."""
         load = stage_loads(rows, chunks)
@@ -256,7 +286,11 @@ class CostModel:
 
     def cut_bytes(self, rows: Rows, cuts: Cuts) -> Floats:
         """Peak bytes of every stage (n, pp) of rows that share pp, vpp and schedule, cut at `cuts`; nothing is timed."""
-        return self.stage_bytes(rows, self._cut_loads(rows, cuts, rows.chunks(cuts)))
+        return self.stage_bytes(rows, self.cut_loads(rows, cuts))
+
+    def cut_loads(self, rows: Rows, cuts: Cuts) -> Loads:
+        """What every stage of such rows holds, with all activations that it keeps where their schedule is replayed, (n, pp)."""
+        return self._cut_loads(rows, cuts, rows.chunks(cuts))
 
     def run_flow(self, rows: Rows, chunks: Loads) -> Flow:
         """The pipeline of 1F1B rows of one pp at the first stage of every run of equal ones, (n, runs), given all stages (n, pp).
@@ -359,15 +393,15 @@ class CostModel:
         tails, heads = rows.bucket_tails_s, rows.bucket_heads_s
         return _exposed(*tails, rows.gradient_s, hidden[0]), _exposed(*heads, rows.parameter_s, hidden[1])
 
-    def stage_bytes(self, rows: Rows, load: Loads) -> Floats:
-        """Peak bytes of every stage (n, pp), for rows that share pp, vpp and schedule."""
-        return self._working_bytes(rows, *self._active_bytes(rows, load)) + self._state_bytes(rows, load)
+    def stage_bytes(self, rows: Rows, load: Loads, stages: Ints | None = None) -> Floats:
+        """Peak bytes of every stage (n, pp), for rows that share pp, vpp and schedule; or of some that lend nothing, (n, k)."""
+        return self._working_bytes(rows, *self._active_bytes(rows, load, stages)) + self._state_bytes(rows, load)
 
-    def _active_bytes(self, rows: Rows, load: Loads) -> tuple[Floats, Bools]:
+    def _active_bytes(self, rows: Rows, load: Loads, stages: Ints | None = None) -> tuple[Floats, Bools]:
         """Activations of the micro-batches in flight on the devices of every stage, its partner's that they hold among them,
         (n, pp), and which stages compute the loss, (1, pp).
         """
-        held, last = self._in_flight(rows, np.arange(rows.shape[0]))
+        held, last = self._in_flight(rows, np.arange(rows.shape[0]) if stages is None else stages)
         active = load.saved_bytes * held
         return with_partners(active, rows.lent_shares) if rows.lent.any() else active, last
 

@@ -8,6 +8,7 @@ arrived. Messages are asynchronous: an edge between stages delays the receiver b
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -49,11 +50,14 @@ __all__ = [
     "check_schedule",
     "replayed",
     "simulate",
+    "stages_done_s",
 ]
 
 
-PASSES_AT_ONCE = 1 << 14
-"""Passes whose columns are turned into plain numbers together: few enough for little memory."""
+PASSES_AT_ONCE = 1 << 10
+"""Passes of a stage whose columns are turned into plain numbers together: few enough for little memory."""
+UNSENT = -1.0
+"""When a message is sent that is not yet."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +148,9 @@ def simulate(
 
 def replayed(schedule: Schedule, work: Work, p2p_s: float = 0.0) -> Timeline:
     """Replays one step of any schedule; `work` of one row, `p2p_s` seconds from stage to stage."""
-    stages, positions = schedule.sequence
+    stages, positions = np.nonzero(schedule.kind != NONE)
+    start_s, end_s = (np.concatenate([np.frombuffer(each) for each in of_stages]) for of_stages in _times(schedule, work, p2p_s))
     paired = schedule.paired[stages, positions]
-    seconds, early = _durations(schedule, work)
-    start_s, end_s = _times(schedule, seconds, early, p2p_s)
     start_s[paired] = start_s[np.flatnonzero(paired) - 1]
     order = np.lexsort((paired, stages, end_s, start_s))
     stages, positions, paired, start_s, end_s = stages[order], positions[order], paired[order], start_s[order], end_s[order]
@@ -156,43 +159,68 @@ def replayed(schedule: Schedule, work: Work, p2p_s: float = 0.0) -> Timeline:
     return Timeline(schedule, work, stages, chunks, microbatches, kinds, paired, start_s, end_s, float(end_s.max()), held)
 
 
+def stages_done_s(schedule: Schedule, work: Work, p2p_s: float = 0.0) -> Floats:
+    """(pp,) when each stage has done its last pass: `Timeline.stage_end_s` without the rest of it."""
+    return np.array([ends[-1] for ends in _times(schedule, work, p2p_s)[1]])
+
+
+def _times(schedule: Schedule, work: Work, p2p_s: float) -> tuple[list[array[float]], list[array[float]]]:
+    """When the passes of every stage start and end, in its order; the second of a pair starts and ends with the end of both."""
+    (takes, makes), stage = schedule.wires, np.arange(schedule.pp)[:, None]
+    sent = [UNSENT] * (2 * schedule.chunks * schedule.num_microbatches + 1)  # of the last one, which NONE writes, nobody reads
+    sender = np.full(len(sent), NONE)
+    sender[makes] = stage
+    late = np.where(sender[takes] != stage, p2p_s, 0.0)
+    with_next = np.roll(schedule.paired, -1, axis=1)
+    beside, beside_late = np.where(with_next, np.roll(takes, -1, axis=1), NONE), np.roll(late, -1, axis=1)
+    columns = (takes, late, beside, beside_late, makes, *_durations(schedule, work))
+    starts, ends = ([array("d") for _ in range(schedule.pp)] for _ in range(2))
+    lengths = (schedule.kind != NONE).sum(axis=1).tolist()
+    each = zip(zip(*columns, strict=True), lengths, starts, ends, strict=True)
+    going = {place: _run([column[:length] for column in own], sent, *times) for place, (own, length, *times) in enumerate(each)}
+    done = -1
+    while going:
+        before, done = done, sum(map(len, ends))
+        if done == before:
+            raise ValueError(f"schedule {schedule.name}: stages {list(going)} wait for each other")
+        going = {place: run for place, run in going.items() if next(run, False)}
+    return starts, ends
+
+
+def _run(columns: Sequence[Ints | Floats], sent: list[float], starts: array[float], ends: array[float]) -> Iterator[bool]:
+    """Runs the passes of one stage, the columns of `_times`, and stops wherever a message is not there yet."""
+    blocks = (slice(begin, begin + PASSES_AT_ONCE) for begin in range(0, len(columns[0]), PASSES_AT_ONCE))
+    free = 0.0
+    for taken, delay, beside, beside_delay, made, ahead, rest in chain.from_iterable(
+        zip(*(each[some].tolist() for each in columns), strict=True) for some in blocks
+    ):
+        begin = free + ahead
+        if taken >= 0:
+            while sent[taken] == UNSENT:
+                yield True
+            if sent[taken] + delay > begin:
+                begin = sent[taken] + delay
+        if beside >= 0:
+            while sent[beside] == UNSENT:
+                yield True
+            if sent[beside] + beside_delay > begin:
+                begin = sent[beside] + beside_delay
+        starts.append(free if ahead else begin)
+        free = sent[made] = begin + rest
+        ends.append(free)
+
+
 def _durations(schedule: Schedule, work: Work) -> tuple[Floats, Floats]:
-    """Seconds of every pass in the order of `sequence`, and what of them needs no message; a pair's are its first pass's."""
-    kind, chunk, paired = (each[schedule.sequence] for each in (schedule.kind, schedule.chunk, schedule.paired))
+    """Seconds of every pass that need no message and of those that do, (pp, longest order); a pair's are its first pass's."""
+    kind, chunk = schedule.kind, schedule.chunk
     each = np.array(
         [[float(work.of(kind, chunk)) for chunk in range(schedule.chunks)] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)]
     )
-    seconds, early = each[kind, chunk], np.zeros(len(kind))
+    seconds, early = each[kind, chunk], np.zeros(kind.shape)
     if work.early_s is not None:
         early = np.where((kind == BACKWARD) | (kind == INPUT), work.early_s[chunk], 0.0)
-    second = np.flatnonzero(paired)
-    seconds[second - 1] = [float(work.of_pair(first, other)) for first, other in zip(chunk[second - 1], chunk[second], strict=True)]
-    early[second - 1] = early[second] = seconds[second] = 0.0
-    return seconds, early
-
-
-def _times(schedule: Schedule, seconds: Floats, early: Floats, p2p_s: float) -> tuple[Floats, Floats]:
-    """When every pass starts and ends, in the order of `sequence`; the second of a pair ends with the first."""
-    stage, position = schedule.sequence
-    takes, makes = (each[stage, position] for each in schedule.wires)
-    messages = 2 * schedule.chunks * schedule.num_microbatches
-    sender = np.full(messages + 2, NONE)
-    sender[makes] = stage
-    late = np.where(sender[takes] != stage, p2p_s, 0.0)
-    with_next = np.append(schedule.paired[stage, position][1:], False)
-    other, other_late = np.where(with_next, np.append(takes[1:], NONE), NONE), np.append(late[1:], 0.0)
-    sent = [0.0] * (messages + 2)  # of the last two NONE reads one, and what sends nothing writes the other
-    free, starts, ends = [0.0] * schedule.pp, array("d"), array("d")
-    columns = (stage, takes, late, other, other_late, np.where(makes < 0, messages, makes), early, seconds - early)
-    blocks = (slice(begin, begin + PASSES_AT_ONCE) for begin in range(0, len(stage), PASSES_AT_ONCE))
-    passes = chain.from_iterable(zip(*(each[some].tolist() for each in columns), strict=True) for some in blocks)
-    for s, taken, delay, beside, beside_delay, made, ahead, rest in passes:
-        begin = free[s] + ahead
-        if taken >= 0 and sent[taken] + delay > begin:
-            begin = sent[taken] + delay
-        if beside >= 0 and sent[beside] + beside_delay > begin:
-            begin = sent[beside] + beside_delay
-        starts.append(free[s] if ahead else begin)
-        free[s] = sent[made] = begin + rest
-        ends.append(free[s])
-    return np.frombuffer(starts), np.frombuffer(ends)
+    stage, second = np.nonzero(schedule.paired)
+    first, other = chunk[stage, second - 1], chunk[stage, second]
+    seconds[stage, second - 1] = [float(work.of_pair(a, b)) for a, b in zip(first, other, strict=True)]
+    early[stage, second - 1] = early[stage, second] = seconds[stage, second] = 0.0
+    return early, seconds - early

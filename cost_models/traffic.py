@@ -9,9 +9,9 @@ import numpy as np
 from ..search_spaces.groups import Groups, groups
 from ..search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Floats, LayoutTable
 from ..search_spaces.row_keys import row_keys
-from .layers import ENDS
 from .lending import lends, partners_across
 from .loads import Cuts, Loads
+from .pieces import ENDS
 from .rows import Rows
 from .sharding import copy_groups, exchanges, reduces_gradients, shard_group
 from .step import CostModel, moved_share

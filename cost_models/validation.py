@@ -26,7 +26,7 @@ from .rows import Rows
 from .run_clusters import device_of, placed
 from .run_exclusions import BEYOND_PEAK, REASONS, REPEATED, exclusions
 from .run_files import read_runs
-from .run_layouts import Job, job_of
+from .run_layouts import Job, job_of, with_one_stack_each
 from .run_measures import as_measured_gib, implied_mfu, odd_figures, peak_gib, printed_step_s, refuse_unmeasured, step_time_s
 from .run_models import Shape, read_shapes
 from .run_statistics import POOLS, Ended, Statistics, ended, median_interval, slices, statistics
@@ -203,6 +203,7 @@ def validate(path: Path, profile: str | None = None, progress: Progress | None =
     ran that name no cluster. InputError for a file that is not a table of runs.
     """
     runs = placed(read_runs(path, located=cluster is not None), path.parent, cluster)
+    runs = runs if profile is None else with_one_stack_each(runs)  # as a site learns them
     return summarize(outcomes_of(runs, read_shapes(path.parent / "models.json"), profile, progress))
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .conditions import all_of, divides, more_than
+from .expressions import product as product_of
 from .groups import inner_classes
 from .layout import (
     ALL_LAYERS,
@@ -47,13 +49,17 @@ MAX_MICRO_BATCH = 16
 MAX_VPP = 8
 BLOCK_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SP_WHERE = "wherever tp > 1 and tp·cp divides the sequence"
-"""Where a search has sequence parallelism on (`enumeration.Space.sequence_parallel`)."""
+SP_IS_ON = all_of(more_than("tp", 1), divides(product_of("cp", "tp"), "seq_len"))
+"""Where a search has sequence parallelism on, in words and as a condition, if the stack has it and nothing fixes it otherwise."""
 CUT_ALIKE = (
     "of equal work or, interleaved, of e or e + 1 layers, the larger ones first or behind and up to 3 layers fewer in the last, "
     "or where a stage holds two ends within 2 layers of equal work with least for the fullest stage, whichever is fastest; "
-    "those of the best layouts, and of some within 5 % of these while they are in reach, then moved block by block while faster"
+    "those of the best layouts, and of some within 5 % of these while they are in reach, then moved block by block, or two at "
+    "once, while faster; where none of these fits in memory, some of those that may are cut from equal work until they fit"
 )
 """How a search cuts what it does not cut exactly (`optimizer/stages.py`, `optimizer/recutting.py`)."""
+APART = "stages equal but for the first and the last, by every number of layers that these can be told to hold"
+"""How a search cuts for frameworks that are told of these two only."""
 
 
 class Choices:
@@ -180,7 +186,7 @@ class Choices:
             "overlap": f"{switches(self.problem)} overlap on or off (off is never faster)",
         }
         said = [text for name, text in parts.items() if text and name not in fix]
-        said.append(splits if single else "equal stages")
+        said.append(splits if single else APART if self.problem.stack.sets_ends_apart else "equal stages")
         fixed = ", ".join(f"{name} = {' or '.join(values)}" for name, values in sorted(fix.items()))
         workload = self.problem.workload
         inside = ", ".join(f"{level}:{'+'.join(dimensions)}" for level, dimensions in sorted(workload.inside.items()))

@@ -19,6 +19,13 @@ LevelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A name that `--inside LEVEL:tp,ep` can carry."""
 
 
+class Sourced(Frozen):
+    """A figure that no interval is known of, and where it is from."""
+
+    value: Amount
+    source: Annotated[str, Field(min_length=1)]
+
+
 class Figure(Frozen):
     """A physical figure with its source, its grade and, where it is not certain, an interval.
 

@@ -30,8 +30,8 @@ def supernode_counts(cluster: ClusterSpec, devices: int, per_supernode: int | No
 
 def parse_free(text: str) -> tuple[int, ...]:
     """Devices free in each supernode, "384,384,380", largest first. InputError for what is no count."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and len(part) <= 9 for part in parts) or not any(int(part) for part in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and len(part) <= 9 for part in parts) or not any(int(part) for part in parts):
         raise InputError(f"free: {text!r} is not a list of devices in each supernode, such as 384,384,380")
     return tuple(sorted((int(part) for part in parts if int(part)), reverse=True))
 

@@ -55,7 +55,8 @@ def frame_names(rule: Rule) -> set[str]:
 def distinct_pipelines(problem: Problem, constants: Mapping[str, int], choices: Mapping[str, Any]) -> list[Demand]:
     """Choices that stages can be cut for, each of them once.
 
-    A stack that cannot be told where to cut gets equal chunks; what others can be told is `Cutting`. Interleaved chunks run in
+    A stack that cannot be told where to cut gets equal chunks, or equal ones on every stage but the ends (`end_cuts`) where these
+    can be set apart; what others can be told is `Cutting`. Interleaved chunks run in
     groups of pp micro-batches, as they are priced, or in those that the stack asks for.
     Block depths that cover a mean chunk stand aside for `full`, unless the user names them, and so does GPipe for 1F1B where
     there is one stage: it runs the same passes and holds more.
@@ -65,7 +66,8 @@ def distinct_pipelines(problem: Problem, constants: Mapping[str, int], choices: 
     def can_be_cut(known: Columns) -> Bools:
         chunks = known["pp"] * known["vpp"]
         free = np.where(known["vpp"] > 1, stack.cuts_freely(2), stack.cuts_freely(1))
-        return np.asarray(np.where(free, chunks <= constants["most_chunks"], layers % chunks == 0))
+        apart = stack.sets_ends_apart & (known["pp"] > 1) & (layers % known["vpp"] == 0) & (chunks <= layers)
+        return np.asarray(np.where(free, chunks <= constants["most_chunks"], (layers % chunks == 0) | apart))
 
     def in_groups(known: Columns) -> Bools:
         whole = known["num_microbatches"] % known["pp"] == 0

@@ -37,6 +37,8 @@ KINDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
 }
 """Findings of pydantic that a value is of another kind, and the kind."""
+PREFIXES = {"n": -9, "u": -6, "µ": -6, "m": -3, "": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+"""Powers of ten that stand before a unit."""
 KIND = r"(str|int|float|bool|_?[A-Z]\w*|constrained-\w+|(dict|list|tuple|function|literal|union)\b[\[-].*)$"
 """How pydantic calls the kinds of a union in a location."""
 
@@ -109,7 +111,8 @@ def sentence(error: ValidationError, kind: type[BaseModel], where: str, data: An
     wanted = dict.fromkeys(
         KINDS[e["type"]] for e, place in zip(found, places, strict=True) if place == location and e["type"] in KINDS
     )
-    problem = f"must be {' or '.join(wanted)}" if first["type"] in KINDS else _problem(first)
+    hint = _as_number(first["input"]) if "a number" in wanted else ""
+    problem = f"must be {' or '.join(wanted)}{hint}" if first["type"] in KINDS else _problem(first)
     value = "" if isinstance(first["input"], BaseModel | dict) else f" = {_shown(first['input'])}"
     subject = f"{path}{value}: " if path else ""
     return f"{where}: {subject}{problem}" + (f" (and {elsewhere} more)" if elsewhere else "")
@@ -168,7 +171,7 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{path}: cannot be read: {error.strerror}; let yourself read it, or name another file") from error
 
 
 def _parse_json(text: str, where: str) -> Any:
@@ -285,6 +288,19 @@ def _problem(error: Any) -> str:
         return f"must have at least {least} {'entry' if least == 1 else 'entries'}"
     message = str(error["msg"])
     return message.replace("Input should", "must") if message.startswith("Input should") else message[0].lower() + message[1:]
+
+
+def _as_number(value: Any) -> str:
+    """«; write 80e9», where text such as "80 GB", "400 Gb/s" or "2 µs" stands for a number in bytes, bytes/s or seconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([nuµmkKMGTP]?)(i?)([A-Za-z]\S*)\s*", value) if isinstance(value, str) else None
+    if found is None:
+        return ""
+    amount, prefix, binary, unit = float(found[1]), found[2], found[3], found[4]
+    amount /= 8 if re.match("b(?!ytes)", unit) else 1
+    power = PREFIXES[prefix]
+    if binary:
+        return f"; write {amount * 1024.0 ** (power // 3):.0f}"
+    return f"; write {amount:g}{f'e{power}' if power else ''}"
 
 
 def _shown(value: Any) -> str:

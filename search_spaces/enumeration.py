@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .choices import FRAME, PIPELINE, SHARING, Choices, crossed, divisors, work_kinds
+from .choices import FRAME, PIPELINE, SHARING, SP_IS_ON, Choices, crossed, divisors, work_kinds
+from .columns import all_but, cross, first_of_each, meshed, runs, unique_rows, unpacked, where
 from .demands import SCALED, Demand, chosen_names, demand_of, distinct_pipelines
 from .groups import placed_alike
 from .layout import (
@@ -119,16 +120,16 @@ class Space:
         tp = self.choices.candidates("tp", divisors(c["heads"] or c["linear_heads"]))
         cp = self.choices.candidates("cp", [1, *(v for v in divisors(c["seq_len"]) if v > 1)])
         pp = self.choices.candidates("pp", range(1, c["blocks"] + 1))
-        grid = _grid({"tp": tp, "cp": cp, "pp": pp})
-        grid = _where(grid, grid["tp"] * grid["cp"] * grid["pp"] <= devices)
+        grid = meshed({"tp": tp, "cp": cp, "pp": pp})
+        grid = where(grid, grid["tp"] * grid["cp"] * grid["pp"] <= devices)
         grid = self._legal(grid)
         grid = self._with_dp(grid, self.choices.candidates("dp", divisors(c["global_batch"])))
         grid = self._legal(grid)
         experts = c["experts"]
         for name, values in (("ep", divisors(experts)), ("etp", divisors(c["expert_width"]))):
-            grid = _cross(grid, name, self.choices.candidates(name, values if experts else [1]))
+            grid = cross(grid, name, self.choices.candidates(name, values if experts else [1]))
             rest = grid["tp"] * grid["cp"] * grid["dp"]
-            grid = _where(grid, rest % (grid["ep"] * grid.get("etp", 1)) == 0)
+            grid = where(grid, rest % (grid["ep"] * grid.get("etp", 1)) == 0)
         grid = self._legal(grid)
         return Frames(*(grid[name] for name in FRAME))
 
@@ -199,7 +200,7 @@ class Space:
     def layouts(self, rows: npt.NDArray[np.intp]) -> tuple[LayoutTable, npt.NDArray[np.intp]]:
         """All legal layouts of the given frames, and for each the position in `rows` of its frame."""
         pipeline, sharing = self.pipeline_lists.take(rows), self.sharing_lists.take(rows)
-        frame, place = _runs(pipeline.count * sharing.count)
+        frame, place = runs(pipeline.count * sharing.count)
         first = pipeline.choice[pipeline.start[frame] + place // sharing.count[frame]]
         second = sharing.choice[sharing.start[frame] + place % sharing.count[frame]]
         return self.combined(rows[frame], first, second), frame
@@ -221,7 +222,7 @@ class Space:
         pipeline, sharing = self.pipeline_lists.take(rows), self.sharing_lists.take(rows)
         begin = np.searchsorted(first, sharing.start)
         count = np.where(sharing.count > 0, np.searchsorted(first, sharing.start + sharing.count) - begin, 0)
-        frame, place = _runs(pipeline.count * count)
+        frame, place = runs(pipeline.count * count)
         choice = pipeline.choice[pipeline.start[frame] + place // count[frame]]
         kind = begin[frame] + place % count[frame]
         table = self.combined(rows[frame], choice, sharing.choice[first[kind]])
@@ -234,17 +235,16 @@ class Space:
 
     def layouts_of(self, works: Works) -> tuple[LayoutTable, npt.NDArray[np.intp]]:
         """All legal layouts that some rows of `works` stand for, and for each the row that does."""
-        row, place = _runs(works.count)
+        row, place = runs(works.count)
         sharing = self.sharing_lists.choice[self._kinds[0][works.kind[row]] + place]
         first = {name: values[works.choice[row]] for name, values in self.pipeline_lists.table.items()}
         second = {name: values[sharing] for name, values in self.sharing_lists.table.items()}
         return replace(works.table.take(row), **{k: v for k, v in {**first, **second}.items() if k != "num_microbatches"}), row
 
     def sequence_parallel(self, tp: Ints, cp: Ints) -> Ints:
-        """1 wherever tp > 1 and tp·cp divides the sequence; nowhere if the user fixes it to be off or the stack has none, (n,)."""
-        off = self.problem.workload.fix.get("sequence_parallel") == ("false",)
-        divides = self.problem.workload.seq_len % (tp * cp) == 0
-        return np.asarray((tp > 1) & divides & (self.problem.stack.sequence_parallel and not off), dtype=np.int64)
+        """1 where a search has it on (SP_IS_ON); nowhere if the user fixes it to be off or the stack has none, (n,)."""
+        off = self.problem.workload.fix.get("sequence_parallel") == ("false",) or not self.problem.stack.sequence_parallel
+        return np.asarray(SP_IS_ON.mask({**self.constants, "tp": tp, "cp": cp}) & (not off), dtype=np.int64)
 
     @property
     def words(self) -> str:
@@ -256,18 +256,18 @@ class Space:
         mask = np.ones(len(columns["tp"]), dtype=bool)
         for rule in rules_over(self.rules, known):
             mask &= np.broadcast_to(rule.condition.mask(known), mask.shape)
-        return _where(columns, mask)
+        return where(columns, mask)
 
     def _with_dp(self, grid: dict[str, Ints], dp: Ints) -> dict[str, Ints]:
         """Crosses with every dp that fits and keeps half of the devices busy, or the largest that fits."""
         room = self.problem.devices // (grid["tp"] * grid["cp"] * grid["pp"])
         largest = dp[np.maximum(np.searchsorted(dp, room, side="right") - 1, 0)]
-        crossed = _cross({**grid, "_room": room, "_largest": largest}, "dp", dp)
+        crossed = cross({**grid, "_room": room, "_largest": largest}, "dp", dp)
         used = crossed["dp"] <= crossed["_room"]
         enough = (2 * crossed["dp"] > crossed["_room"]) | (crossed["dp"] == crossed["_largest"])
         if "dp" in self.problem.workload.fix:
             enough = used
-        kept = _where(crossed, used & enough)
+        kept = where(crossed, used & enough)
         return {name: values for name, values in kept.items() if not name.startswith("_")}
 
     def _lists(self, choices: dict[str, Any], demands: Sequence[Demand]) -> _Lists:
@@ -277,7 +277,7 @@ class Space:
         if SHARING[0] not in choices:
             placing = ("pp", "dp")
         looked_at = sorted({*(name for demand in demands for name in demand.frame), *placing} & set(FRAME))
-        combos, of_frame = _unique_rows([frames[name] for name in looked_at], len(self.frames))
+        combos, of_frame = unique_rows([frames[name] for name in looked_at], len(self.frames))
         wide = dict(zip(looked_at, combos, strict=True))
         met = [self._met(demand, wide, choices) for demand in demands]
         size = len(next(iter(choices.values())))
@@ -307,10 +307,10 @@ class Space:
         begin = np.cumsum([0, *(len(lists.choice) for lists in each[:-1])])
         starts = np.stack([lists.start[first] for lists in each]) + begin[:, None]
         counts = np.stack([lists.count[first] for lists in each])
-        row, place = _runs(pipelines.count[first])
+        row, place = runs(pipelines.count[first])
         pipeline = pipelines.choice[pipelines.start[first][row] + place]
         at = kind[pipeline], row
-        run, place = _runs(counts[at])
+        run, place = runs(counts[at])
         sharing = shared[starts[at][run] + place]
         count, total = (
             np.bincount(row, weights, len(first)).astype(np.int64)
@@ -355,9 +355,9 @@ class Space:
             step = max(1, CELLS_AT_ONCE // size)
             for part in (slice(begin, begin + step) for begin in range(0, rows, step)):
                 own = {name: column[part] for name, column in frames.items()}
-                legal[part] = np.packbits(self._distinct_sharings(_unpacked(legal[part], size), own, choices), axis=1)
+                legal[part] = np.packbits(self._distinct_sharings(unpacked(legal[part], size), own, choices), axis=1)
         first, of_row = np.unique(legal.view(f"V{legal.shape[1]}").ravel(), return_index=True, return_inverse=True)[1:]
-        return _unpacked(legal[first], size), of_row
+        return unpacked(legal[first], size), of_row
 
     def _distinct_sharings(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
         """The legal choices (n, choices), each of them once: at cp = 1 the first cp type stands for all, of rank orders that place
@@ -366,11 +366,11 @@ class Space:
         whole = (frames["pp"] == 1) | (frames["dp"] == 1)
         free = self.choices.places_freely
         for alike, name in ((frames["cp"] == 1, "cp_type"), *(((whole, "rank_order"),) if not free else ())):
-            legal[alike] = _first_of_each(legal[alike], _others(choices, name))
+            legal[alike] = first_of_each(legal[alike], all_but(choices, name))
         run = sharding_as_run(self.problem.stack, choices["sharding"], np.array(2))
         if (run != choices["sharding"]).any():
             staged = frames["pp"] > 1
-            legal[staged] = _first_of_each(legal[staged], row_keys([*({**choices, "sharding": run}).values()]))
+            legal[staged] = first_of_each(legal[staged], row_keys([*({**choices, "sharding": run}).values()]))
         return self._distinct_orders(legal, frames, choices) if free else legal
 
     def _distinct_orders(self, legal: Bools, frames: Mapping[str, Ints], choices: Mapping[str, Any]) -> Bools:
@@ -386,7 +386,7 @@ class Space:
         in_runs = np.take_along_axis(place, by_place, axis=1)
         begins = np.concatenate([np.ones((rows, 1), dtype=bool), in_runs[:, 1:] != in_runs[:, :-1]], axis=1)
         found = np.zeros_like(legal)
-        others = _others(choices, "rank_order")
+        others = all_but(choices, "rank_order")
         for other in np.unique(others):
             members = np.flatnonzero(others == other)
             offered = np.zeros((rows, count), dtype=bool)
@@ -405,8 +405,8 @@ class Space:
         inner = chosen_names(demand.names)
         frame = [name for name in wide if name in demand.frame]
         chosen = [name for name in choices if name in inner and name != "num_microbatches"]
-        rows, of_row = _unique_rows([wide[name] for name in frame], len(next(iter(wide.values()))))
-        columns, of_choice = _unique_rows([choices[name] for name in chosen], len(next(iter(choices.values()))))
+        rows, of_row = unique_rows([wide[name] for name in frame], len(next(iter(wide.values()))))
+        columns, of_choice = unique_rows([choices[name] for name in chosen], len(next(iter(choices.values()))))
         known: dict[str, Any] = dict(zip(frame, (column[:, None] for column in rows), strict=True))
         known |= dict(zip(chosen, (column[None, :] for column in columns), strict=True))
         known |= demand.given
@@ -437,52 +437,3 @@ class Space:
         if {"dp", "micro_batch"} <= known.keys():
             known["num_microbatches"] = self.constants["global_batch"] // (known["dp"] * known["micro_batch"])
         return known
-
-
-def _unpacked(bits: npt.NDArray[np.uint8], size: int) -> Bools:
-    """Rows of bits as (n, size) of their own."""
-    return np.unpackbits(bits, axis=1, count=size).view(bool)
-
-
-def _runs(count: Ints) -> tuple[npt.NDArray[np.intp], Ints]:
-    """For runs of the given lengths one after the other: which run every place belongs to, and how far it is into it."""
-    run = np.repeat(np.arange(len(count)), count)
-    return run, np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
-
-
-def _others(choices: Mapping[str, Any], name: str) -> Ints:
-    """A number for every choice, equal where all columns but one are."""
-    return row_keys([values for other, values in choices.items() if other != name])
-
-
-def _first_of_each(legal: Bools, key: Ints) -> Bools:
-    """In every row of `legal` (n, choices), the first that is set among the choices of one key, (n, choices)."""
-    order = np.argsort(key, kind="stable")
-    ordered = legal[:, order]
-    count = np.cumsum(ordered, axis=1)
-    before = np.concatenate([np.zeros((len(legal), 1), dtype=count.dtype), count], axis=1)
-    first = np.empty_like(legal)
-    first[:, order] = ordered & (count - before[:, np.searchsorted(key[order], key[order])] == 1)
-    return first
-
-
-def _grid(axes: dict[str, Ints]) -> dict[str, Ints]:
-    mesh = np.meshgrid(*axes.values(), indexing="ij")
-    return {name: values.ravel() for name, values in zip(axes, mesh, strict=True)}
-
-
-def _where(columns: dict[str, Ints], mask: Bools) -> dict[str, Ints]:
-    return {name: values[mask] for name, values in columns.items()}
-
-
-def _cross(columns: dict[str, Ints], name: str, values: Ints) -> dict[str, Ints]:
-    n = len(next(iter(columns.values())))
-    return {**{key: np.repeat(column, len(values)) for key, column in columns.items()}, name: np.tile(values, n)}
-
-
-def _unique_rows(columns: list[Ints], count: int) -> tuple[list[Ints], Ints]:
-    """Distinct rows of some columns of `count` rows and each row's place among them; without columns all rows are alike."""
-    if not columns:
-        return [], np.zeros(count, dtype=np.int64)
-    first, member = distinct_rows(columns)
-    return [column[first] for column in columns], member

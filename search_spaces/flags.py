@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .choices import SP_WHERE
 from .documents import did_you_mean, unsupported
 from .errors import InputError
+from .groups import DIMENSIONS
 from .layout import CP_TYPES, RANK_ORDERS, SCHEDULES, Recompute, offload_text, parse_offload, parse_sharding
 
 INTEGER_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp", "micro_batch", "num_microbatches")
-DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "edp")
 SIGNS = "<=|>=|==|!=|<|>|="
 MAX_DIGITS = 9
 MOST_NESTED = 50
@@ -35,6 +36,8 @@ def parse_fix(given: str | Mapping[str, Values], flag: str = "fix") -> dict[str,
         if not values:
             raise InputError(f"{flag}: {column} has no value; write {column}=VALUE")
         fixed[column] = tuple(dict.fromkeys(_normal(column, value, flag) for value in values))
+    if len(fixed.get("sequence_parallel", ())) > 1:
+        raise InputError(f"{flag}: sequence_parallel takes one value; without any it is on {SP_WHERE}, fixed to false nowhere")
     return fixed
 
 

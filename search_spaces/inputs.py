@@ -11,6 +11,7 @@ from .choices import SP_WHERE
 from .cluster import ClusterSpec, Figure
 from .documents import did_you_mean, to_record
 from .errors import InputError
+from .figure_words import assumed
 from .flags import (
     Comparison,
     Values,
@@ -32,7 +33,7 @@ from .loading import (
     load_model,
     load_stack,
 )
-from .model import ModelSpec, MoeMlp
+from .model import ModelSpec
 from .releases import DATED, RELEASES, known_release, known_span
 from .stack import MEGATRON_CORE, Stack
 from .vocabulary import MAIN, NEWEST_WORDS
@@ -154,19 +155,16 @@ def build_problem(
     spec, machine = load_model(model), load_cluster(cluster)
     software = _with_orders(_chosen_stack(machine, stack, framework, framework_version), rank_order)
     check_devices(machine, devices)
-    moe = any(isinstance(kind.mlp, MoeMlp) for kind in spec.kinds.values())
     fixed, demanded = parse_fix(fix), parse_constraint(constraint)
-    if memory_margin is not None and not 0 <= memory_margin < 1:
-        raise InputError(f"workload: memory_margin = {memory_margin:g} must be at least 0 and less than 1")
     given = {
         "global_batch": global_batch,
         "seq_len": seq_len,
         "precision": precision,
-        "fix": {"etp": ("1",), **fixed} if moe else fixed,
+        "fix": {"etp": ("1",), **fixed} if spec.is_moe else fixed,
         "forbid": tuple(dict.fromkeys((*parse_forbid(forbid), *demanded))),
         "demanded": demanded,
         "inside": _known_levels(machine, parse_inside(inside)),
-        "memory_margin": None if memory_margin is None else {"fraction": memory_margin, "evaluated": memory_margin},
+        "memory_margin": _margin(memory_margin),
         **_imbalance(expert_imbalance, measured_imbalance or {}),
         "vocab_size": vocab_size,
         "reserved_gib": reserved_gib,
@@ -175,13 +173,7 @@ def build_problem(
     }
     workload = to_record(Workload, {key: value for key, value in given.items() if value is not None}, "workload")
     _check_reserve(machine, workload)
-    if workload.offload_to == "peers" and framework is not None:
-        raise InputError(f"offload-to = peers: {framework} has no option for it, nor has another framework; leave one of them out")
-    if workload.offload_to == "pool" and machine.pool is None:
-        raise InputError(
-            f"offload-to = pool: {machine.name} has no pool of memory; host is what it has, or peers, the memory of later stages' "
-            "devices"
-        )
+    _check_offload(machine, workload, framework)
     check_precision(machine, software, workload.precision)
     default_stack = stack is None and framework is None
     return Problem(
@@ -192,13 +184,22 @@ def build_problem(
         workload=workload,
         assumptions=(
             *([f"stack {software.name} ({software.framework} {software.version}), the default of {machine.name}"] * default_stack),
-            *([ETP_ASSUMPTION] * (moe and "etp" not in fixed)),
+            *([ETP_ASSUMPTION] * (spec.is_moe and "etp" not in fixed)),
             *([API_ASSUMPTION] * (rank_order == "all")),
             *stands_in(software, framework_version),
             *([f"{software.framework} {MAIN} is taken to do what stack {software.name} does"] * (software.version == MAIN)),
             *_assumptions(spec, machine, software, workload),
         ),
     )
+
+
+def _margin(share: float | None) -> dict[str, float] | None:
+    """The workload's margin, the same for plans and single layouts; None where it is not given."""
+    if share is None:
+        return None
+    if not 0 <= share < 1:
+        raise InputError(f"workload: memory_margin = {share:g} must be at least 0 and less than 1")
+    return {"fraction": share, "evaluated": share}
 
 
 def _shares(offload_to: str | None, stack: Stack) -> tuple[float, ...] | None:
@@ -285,6 +286,16 @@ def _check_reserve(cluster: ClusterSpec, workload: Workload) -> None:
         raise InputError(f"reserve = {workload.reserved_gib:g} GiB: a device of {cluster.name} has {left:.1f} GiB to give")
 
 
+def _check_offload(cluster: ClusterSpec, workload: Workload, framework: str | None) -> None:
+    if workload.offload_to == "peers" and framework is not None:
+        raise InputError(f"offload-to = peers: {framework} has no option for it, nor has another framework; leave one of them out")
+    if workload.offload_to == "pool" and cluster.pool is None:
+        raise InputError(
+            f"offload-to = pool: {cluster.name} has no pool of memory; host is what it has, or peers, the memory of later stages' "
+            "devices"
+        )
+
+
 def check_precision(cluster: ClusterSpec, stack: Stack, precision: str) -> None:
     """Raises InputError for a precision that the accelerator or the stack lacks."""
     rates = cluster.accelerator.peak_flops
@@ -316,7 +327,7 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
     if "sequence_parallel" not in workload.fix:
         has = stack.sequence_parallel
         yield SP_ASSUMPTION if has else f"no sequence parallelism: {stack.name} has none beside TP"
-    if any(isinstance(kind.mlp, MoeMlp) for kind in model.kinds.values()):
+    if model.is_moe:
         yield _imbalance_words(workload)
     yield (
         f"Adam with {stack.optimizer_bytes:g} bytes of states and a {stack.gradient_bytes}-byte gradient per parameter, "
@@ -330,19 +341,15 @@ def _assumptions(model: ModelSpec, cluster: ClusterSpec, stack: Stack, workload:
     if workload.reserved_gib:
         yield f"{workload.reserved_gib:g} GiB of every device are reserved and hold nothing of the plan"
     margin = workload.memory_margin
-    yield f"a plan keeps {margin.fraction:.0%} of the memory left after the context free, a single layout {margin.evaluated:.0%}"
+    yield (
+        f"a plan fills a device to {100 * (1 - margin.fraction):.3g} % of the memory that the context leaves, a layout that is "
+        f"given may fill {100 * (1 - margin.evaluated):.3g} %"
+    )
     figures = list(_figures(cluster, workload))
     announced = [where for where, figure in figures if figure.grade == "announced"]
     if announced:
         yield f"{cluster.name} is announced hardware, not measured: {', '.join(announced)}"
     yield from assumed(figures)
-
-
-def assumed(figures: Iterable[tuple[str, Figure]]) -> Iterable[str]:
-    """Named figures that nobody measured or published, in words."""
-    for where, figure in figures:
-        if figure.grade == "assumed":
-            yield f"{where} = {figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g}): {figure.source}"
 
 
 def _figures(cluster: ClusterSpec, workload: Workload) -> Iterable[tuple[str, Figure]]:

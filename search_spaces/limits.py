@@ -43,6 +43,8 @@ from .stack import Stack
 
 LARGEST = 1 << 50
 """Of a product in a rule: masks in 64 bits and CP-SAT's variables both hold it exactly."""
+LENDING = ("P012", "P013", "P014")
+"""Rules of the user's who has stages lend each other memory."""
 BATCHES = ("micro_batch", "num_microbatches")
 VOCABULARIES = {
     "schedule": SCHEDULES,
@@ -115,10 +117,11 @@ def _lending_rules(supernode: str, orders: Set[str]) -> Iterable[Rule]:
     source, lent = "Kim et al., ICML 2023 (BPipe), section 3", more_than("activation_offload_per_mille", 0)
     falling = one_of("schedule", tuple(SCHEDULES.index(name) for name in ("1f1b", "interleaved")))
     reason = "early stages hold more micro-batches than late ones under 1F1B, interleaved or not"
-    yield Rule("P012", reason, source, "user", implies(lent, falling))
-    yield Rule("P013", "the only stage has none to lend to", source, "user", implies(lent, more_than("pp", 1)))
+    falls, several, close = LENDING
+    yield Rule(falls, reason, source, "user", implies(lent, falling))
+    yield Rule(several, "the only stage has none to lend to", source, "user", implies(lent, more_than("pp", 1)))
     near = implies(lent, _inside(supernode, "pp", orders))
-    yield Rule("P014", f"stages lend each other memory inside one {supernode}", source, "user", near)
+    yield Rule(close, f"stages lend each other memory inside one {supernode}", source, "user", near)
 
 
 def _level(problem: Problem, word: str) -> str:

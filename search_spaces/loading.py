@@ -127,6 +127,8 @@ _READERS: dict[Kind, Callable[[Path], Frozen]] = {
 }
 
 
+MOST_NAMED = 12
+"""Names of the catalog that a sentence lists; of more it says how to see them."""
 PATH = r"^[./~]|\.(json|ya?ml)$"
 """What no name of the catalog looks like."""
 
@@ -148,7 +150,10 @@ def _load(kind: Kind, source: Source) -> Frozen:
 
 def _unknown(kind: Kind, name: str, where: str = "") -> InputError:
     names = catalog_names(kind)
-    near = did_you_mean(name.rstrip("/").rpartition("/")[2], names) or f"; the catalog has {', '.join(names)}"
+    every = (
+        f"; the catalog has {', '.join(names)}" if len(names) <= MOST_NAMED else f"; paraplan catalog {kind} lists the {len(names)}"
+    )
+    near = did_you_mean(name.rstrip("/").rpartition("/")[2], names) or every
     return InputError(f"{where}{kind[:-1]}: {_shortened(name)!r} is neither in the catalog nor a file{near}")
 
 

@@ -174,7 +174,7 @@ def stack_constants(stack: Stack) -> dict[str, int]:
         "activations_can_offload": int(stack.activation_offload),
         "recompute_block": int(stack.recompute_block),
         "recompute_by_chunk": int(stack.recompute_by_chunk),
-        "splits_first_last": int("first_last" in stack.split_forms),
+        "splits_first_last": int(stack.sets_ends_apart),
         "splits_list": int("layer_list" in stack.split_forms),
         "splits_free": int(not ANY_CHUNKS.isdisjoint(stack.split_forms)),
     }

@@ -36,7 +36,7 @@ SHALLOW = 32
 CLOSE = 0.005
 SMALLEST, LARGEST = 3e9, 100e12
 UNITS = {"B": 1e9, "T": 1e12}
-NAME = re.compile(r"(?P<family>[a-z]+):(?P<size>.+)")
+NAME = re.compile(r"(?P<family>[a-z]+):(?P<size>.*)")
 
 
 @dataclass(frozen=True)

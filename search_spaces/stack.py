@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from .cluster import Figure
-from .documents import read_document, to_record
+from .libraries import deep_ep, pytorch
 from .model import Frozen
 from .vocabulary import CP_TYPES, RANK_ORDERS, RECOMPUTE_MODULES, SCHEDULES, SHARDINGS
 from .workload import Precision
@@ -28,16 +26,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], Field(min_length=1)]
 WHOLE = Figure(value=1.0, source="the profile's own rate: nothing is known to take from it", grade="official")
 NOTHING = Figure(value=0.0, source="not known apart from the layer's host floor", grade="official")
-RESERVED = Figure(
-    value=1.05,
-    low=1.03,
-    high=1.07,
-    source="torch max_memory_reserved over max_memory_allocated in SimuMax's published B200 runs of Megatron-LM",
-    grade="measured",
-)
 FREE = Figure(value=0.0, source="a network without congestion: collectives of many devices are as fast as of few", grade="official")
-EXCHANGE_SMS = 20
-"""Multiprocessors that DeepEP's kernels take unless told otherwise (deep_ep Buffer.num_sms)."""
+FP32_ADAM = 12.0  # bytes of states per parameter: main weight and two moments
 UNCONGESTED = 64.0
 """Devices of a job at which a scale-out efficiency is stated: about as many as hang on one set of leaf switches."""
 SHARES = ("efficiency", "attention_efficiency", "elementwise_efficiency", "scale_up_efficiency", "scale_out_efficiency")
@@ -47,29 +37,6 @@ GRAPH_MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
 """What Megatron's cuda_graph_scope can capture of a layer, besides the whole iteration."""
 CALIBRATED = (*SHARES, "scale_out_congestion", *FLOORS, "step_overhead_s")
 """What a stack's own measured runs can tell, and what may differ from accelerator to accelerator."""
-
-
-class GradientBuckets(Frozen):
-    """Parameters of a bucket unless told otherwise: so many at least, and so many for every replica."""
-
-    least: PositiveInt
-    each_replica: PositiveInt
-    source: str
-
-
-class FrameworkFacts(Frozen):
-    """What frameworks of one core do whatever stack is built on them (catalog/frameworks)."""
-
-    frameworks: tuple[Framework, ...]
-    gradient_buckets: GradientBuckets
-
-
-@cache
-def own_buckets() -> Mapping[str, GradientBuckets]:
-    """Buckets of the frameworks that have some, by framework."""
-    paths = sorted((Path(__file__).parent / "catalog" / "frameworks").glob("*.yaml"))
-    facts = [to_record(FrameworkFacts, read_document(path), path.name) for path in paths]
-    return {framework: each.gradient_buckets for each in facts for framework in each.frameworks}
 
 
 class Overlap(Frozen):
@@ -149,17 +116,18 @@ class Stack(Frozen):
     cuda_graphs: bool = False
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "alltoall"
     flex_backend: Literal["", "deepep", "hybridep"] = ""  # of the flex dispatcher; unset: what most stacks run on the accelerator
-    exchange_sms: PositiveInt = EXCHANGE_SMS  # multiprocessors given to its kernels where those copy by themselves
+    exchange_sms: PositiveInt = Field(default_factory=lambda: deep_ep().multiprocessors)  # given to its kernels where those copy by
+    # themselves
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"  # of tokens on their way to experts; they come back in BF16
     expert_gemms: Literal["grouped", "one by one"] = "grouped"  # in one kernel, or a kernel for each expert
     gradient_bytes: Literal[2, 4] = 4  # of the accumulation buffer
     gradient_bucket: PositiveInt | None = None  # parameters whose gradients data parallelism reduces in one message, where that is
-    # once per step, and whose weights it gathers in one; unset: the framework's own (own_buckets)
+    # once per step, and whose weights it gathers in one; unset: Megatron-Core's own
     reduced_gradient_bytes: Literal[2, 4] | None = None  # of what data parallelism sends, where it is another width
     gathered_weight_bytes: Literal[1, 2] = 2  # of what data parallelism gathers of weights: 1 where these are kept in FP8
-    optimizer_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0  # fp32 main weight and two Adam moments
+    optimizer_bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = FP32_ADAM
     footprint: Footprint = Footprint()
-    reserved_over_allocated: Figure = RESERVED  # what a caching allocator takes from the device for what it has handed out
+    reserved_over_allocated: Figure = Field(default_factory=lambda: pytorch().reserved_over_allocated)
     schedules: Words = ("1f1b", "interleaved")
     microbatch_group: NonNegativeInt = 0  # that an interleaved chunk runs before the next one does; 0: as many as there are stages
     recompute_ahead: bool = False  # interleaved chunks of one layer redo it before its gradient comes (MindSpeed's ripipe)
@@ -197,7 +165,8 @@ class Stack(Frozen):
     host_floor_per_collective_s: Figure = NOTHING  # host time that each TP collective adds to a layer's floor
     host_floor_pipeline_s: Figure = NOTHING  # host time that a pipeline engine adds per layer, pass and TP rank
     scale_out_delay_s: Figure = NOTHING  # of every collective of a layer that leaves the supernode, before a byte moves
-    message_stall_s: Figure = NOTHING  # of every message between stages whose weights no rank shares out (see Rows.stalled_s)
+    message_stall_s: Figure = NOTHING  # of every message between stages whose weights no rank shares out (see Rows.stalled_s) …
+    stall_free_supernodes: NonNegativeInt = 0  # … of jobs on more supernodes than these
     step_overhead_s: Figure  # per step: data, logging, host synchronisation
     precisions: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("bf16", "fp16")
     note: str = ""
@@ -227,7 +196,7 @@ class Stack(Frozen):
     @property
     def sends_buckets(self) -> bool:
         """Whether it reduces gradients in buckets of a size that it can be told."""
-        return self.framework in own_buckets() and self.overlap.dp_gradients > 0
+        return self.framework in MEGATRON_CORE and self.overlap.dp_gradients > 0
 
     @property
     def sent_gradient_bytes(self) -> float:
@@ -236,8 +205,8 @@ class Stack(Frozen):
 
     @property
     def dispatched_bytes(self) -> float:
-        """Bytes per value of a token that is dispatched; FP8 carries an FP32 scale for 128 values (arXiv 2412.19437, 3.3.2)."""
-        return 1.0 + 4.0 / 128.0 if self.dispatch_precision == "fp8" else 2.0
+        """Bytes per value of a token that is dispatched; FP8 carries scales."""
+        return deep_ep().fp8_bytes if self.dispatch_precision == "fp8" else 2.0
 
     @property
     def fused_kernels(self) -> bool:
@@ -252,6 +221,11 @@ class Stack(Frozen):
     def cuts_freely(self, vpp: int) -> bool:
         """Whether it can be told any contiguous split into stages of vpp chunks."""
         return not ANY_CHUNKS.isdisjoint(self.split_forms) or ("layer_list" in self.split_forms and vpp == 1)
+
+    @property
+    def sets_ends_apart(self) -> bool:
+        """Whether it can be told how many layers the first and the last stage hold, those between being equal."""
+        return "first_last" in self.split_forms
 
     @property
     def bare_ends(self) -> bool:
@@ -291,8 +265,8 @@ class Stack(Frozen):
     @field_validator("gradient_bucket")
     @classmethod
     def _known_buckets(cls, size: int | None, info: ValidationInfo) -> int | None:
-        if size and info.data.get("framework") not in own_buckets():
-            raise ValueError(f"only {', '.join(own_buckets())} are told how many parameters' gradients are reduced together")
+        if size and info.data.get("framework") not in MEGATRON_CORE:
+            raise ValueError(f"only {', '.join(MEGATRON_CORE)} are told how many parameters' gradients are reduced together")
         return size
 
     @field_validator("graph_modules", "graph_shares")

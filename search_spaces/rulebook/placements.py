@@ -1,8 +1,8 @@
-"""Rules on what chunks hold, where TP groups lie, and what fits into a device."""
+"""Rules on what chunks hold, and what fits into a device."""
 
 from __future__ import annotations
 
-from ..conditions import any_of, at_most, divides
+from ..conditions import at_most
 from .rule import Rule
 from .terms import CHUNKS
 
@@ -13,18 +13,6 @@ PLACEMENTS: tuple[Rule, ...] = (
         "definition",
         "arithmetic",
         at_most(CHUNKS, "most_chunks"),
-    ),
-    Rule(
-        "C141",
-        "a TP group lies in one supernode or fills whole ones",
-        "definition",
-        "topology",
-        any_of(
-            divides("tp", "supernode"),
-            divides("tp", "supernode_size"),
-            divides("supernode", "tp"),
-            at_most("devices_used", "supernode"),
-        ),
     ),
     Rule("P010", "the fullest stage fits into a device", "definition", "memory", at_most("peak_bytes", "usable_bytes")),
 )

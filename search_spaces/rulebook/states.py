@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ..conditions import all_of, any_of, at_least, at_most, equal, implies, lacks, more_than, one_of
+from ..conditions import all_of, any_of, at_least, at_most, divides, equal, implies, lacks, more_than, one_of
+from ..expressions import product
 from ..layout import ALL_LAYERS, FULL_BLOCK, FULL_UNIFORM, NONE, SELECTIVE, SHARDINGS
+from ..quantities import EVEN
 from .rule import Frameworks, Rule
-from .terms import CONFIG, DEEPSPEED, HSDP, MCORE, MINDSPEED, MINDSPEED_FEATURES, codes, module
+from .terms import CHUNKS, CONFIG, DEEPSPEED, HSDP, MCORE, MINDSPEED, MINDSPEED_FEATURES, codes, module
 
 _FULL = one_of("recompute_mode", (FULL_BLOCK, FULL_UNIFORM))
 
@@ -36,6 +38,16 @@ STATES: tuple[Rule, ...] = (
         CONFIG,
         "arithmetic",
         implies(equal("recompute_mode", FULL_UNIFORM), at_most("recompute_layers", "layers")),
+    ),
+    Rule(
+        "C100e",
+        "uniform recompute cuts every chunk's layers into checkpoints of as many, with none over",
+        "Megatron-LM megatron/core/transformer/transformer_block.py",
+        MCORE,
+        implies(
+            all_of(equal("recompute_mode", FULL_UNIFORM), equal("split_form", EVEN), divides(CHUNKS, "layers")),
+            divides(product("recompute_layers", "pp", "vpp"), "layers"),
+        ),
     ),
     Rule(
         "C100d",

@@ -216,7 +216,7 @@ def test_a_run_that_no_figures_explain_is_named(factor: float, tmp_path: Path, c
     slow = {**row, "measured_step_time_s": f"{float(row['measured_step_time_s']) * factor:.6g}"}
     runs, profile = table(tmp_path / "runs.csv", [slow]), tmp_path / "site.yaml"
     assert main(["calibrate", str(runs), "--site", "-o", str(profile)]) == 0
-    printed, head = " ".join(capsys.readouterr().out.split()), profile.read_text(encoding="utf-8").partition("stacks:")[0]
+    printed, head = " ".join(capsys.readouterr().out.split()), profile.read_text(encoding="utf-8").partition("\nstacks:")[0]
     for text in (printed, head):
         assert ("do not explain" in text) == (factor > 1.0)
         assert (f"{row['id']} (" in text) == (factor > 1.0)

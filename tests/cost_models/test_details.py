@@ -123,31 +123,48 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
     """GiB per device, level and dimension, from all messages of a step between all ranks."""
     even = problem.model_copy(update={"workload": problem.workload.model_copy(update={"expert_imbalance": 1.0})})
     reference, wire = Reference(even, layout), Wire(problem)
-    m, stage_of = layout.num_microbatches, coordinates(layout)["pp"]
-    dedup = problem.stack.moe_dispatcher == "flex"
+    dense, expert = book_passes(wire, reference)
+    m, edge = layout.num_microbatches, reference.hidden_bytes
+    for ranks in reference.groups["pp"]:
+        for c in range(layout.pp * layout.vpp - 1):
+            here, there = ranks[c % layout.pp], ranks[(c + 1) % layout.pp]
+            wire.book("pp", iter([(here, there, edge), (there, here, edge)]), m)
+    for _, size in to_the_pool(problem, layout, dense, expert):
+        wire.bytes[problem.cluster.supernode]["offload"] += size
+    book_states(wire, reference, dense, expert)
+    used = layout.devices
+    return {level: {d: size / used / GIB for d, size in by.items() if size > 0} for level, by in wire.bytes.items()}
 
-    def in_switches(message: Msg, groups: list[list[int]] | None = None) -> bool:
-        """Whether switches are the fastest way, by the reference's own times."""
-        groups = groups or reference.groups[message.dimension]
-        through_s = reference.in_switches_s(message, groups)
-        return through_s < inf and reference.collective_s(message, groups) == through_s
 
-    def collective(message: Msg, ranks: list[int]) -> Iterator[Sent]:
-        match message.collective:
-            case "all_gather" | "reduce_scatter":
-                yield from wire.gather(ranks, message.bytes)
-            case "all_reduce" if len(ranks) > 1 and in_switches(message):
-                yield from wire.to_switches(ranks, message.bytes)
-            case "all_reduce":
-                yield from wire.gather(ranks, 2 * message.bytes)
-            case "all_to_all":
-                yield from pairs(ranks, message.bytes / len(ranks))
-            case "ring":
-                steps = len(ranks) - 1
-                yield from ((a, b, steps * message.bytes) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b)
-            case "dispatch" | "combine":
-                yield from dispatched(wire, ranks, message.bytes, reference._moe_mlp(), dedup)
+def in_switches(reference: Reference, message: Msg, groups: list[list[int]]) -> bool:
+    """Whether switches are the fastest way, by the reference's own times."""
+    through_s = reference.in_switches_s(message, groups)
+    return through_s < inf and reference.collective_s(message, groups) == through_s
 
+
+def collective(wire: Wire, reference: Reference, message: Msg, ranks: list[int]) -> Iterator[Sent]:
+    """What one message of a pass sends in one group."""
+    match message.collective:
+        case "all_gather" | "reduce_scatter":
+            yield from wire.gather(ranks, message.bytes)
+        case "all_reduce" if len(ranks) > 1 and in_switches(reference, message, reference.groups[message.dimension]):
+            yield from wire.to_switches(ranks, message.bytes)
+        case "all_reduce":
+            yield from wire.gather(ranks, 2 * message.bytes)
+        case "all_to_all":
+            yield from pairs(ranks, message.bytes / len(ranks))
+        case "ring":
+            steps = len(ranks) - 1
+            yield from ((a, b, steps * message.bytes) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b)
+        case "dispatch" | "combine":
+            dedup = reference.stack.moe_dispatcher == "flex"
+            yield from dispatched(wire, ranks, message.bytes, reference._moe_mlp(), dedup)
+
+
+def book_passes(wire: Wire, reference: Reference) -> tuple[list[float], list[float]]:
+    """Messages of all passes; dense and expert parameters of a rank by stage."""
+    layout, model = reference.layout, reference.model
+    stage_of = coordinates(layout)["pp"]
     dense, expert = [0.0] * layout.pp, [0.0] * layout.pp
     for index, chunk in enumerate(reference.chunks):
         stage = index % layout.pp
@@ -156,22 +173,22 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
             dense[stage] += held[0]
             expert[stage] += held[1]
             for op in reference.operators(name):
+                redone = (again and reference.recomputed(op)) or reference.end_again(name, op)
                 for message in op.messages:
-                    redone = (again and reference.recomputed(op)) or reference.end_again(name, op)
                     times = message.forward + message.backward + (message.forward if redone else 0)
                     for ranks in reference.groups[message.dimension]:
                         if stage_of[ranks[0]] == stage:
-                            wire.book(message.dimension, collective(message, ranks), m * times)
-    if layout.pp > 1 and (problem.model.tied_embeddings or problem.model.mtp):
+                            sent = collective(wire, reference, message, ranks)
+                            wire.book(message.dimension, sent, layout.num_microbatches * times)
+    if layout.pp > 1 and (model.tied_embeddings or model.mtp):
         dense[-1] += reference.weights("embedding")[0]
-    edge = reference.hidden_bytes
-    for ranks in reference.groups["pp"]:
-        for c in range(layout.pp * layout.vpp - 1):
-            here, there = ranks[c % layout.pp], ranks[(c + 1) % layout.pp]
-            wire.book("pp", iter([(here, there, edge), (there, here, edge)]), m)
-    for _, size in to_the_pool(problem, layout, dense, expert):
-        wire.bytes[problem.cluster.supernode]["offload"] += size
-    gradient = float(problem.stack.sent_gradient_bytes)
+    return dense, expert
+
+
+def book_states(wire: Wire, reference: Reference, dense: list[float], expert: list[float]) -> None:
+    """Gradients and weights between the ranks that share them."""
+    stack, layout, m = reference.stack, reference.layout, reference.layout.num_microbatches
+    gradient, stage_of = float(stack.sent_gradient_bytes), coordinates(layout)["pp"]
     shards, copies = reference.shards()
     # none: all-reduce; zero1: scatter, gather; zero2: scatter per micro-batch; zero3, hsdp: two gathers per micro-batch too,
     # of which FSDP's zero2 has the first
@@ -179,7 +196,7 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
     scatters, gathers = {0: (0, 0), 1: (1, 1), 2: (m, forward), 3: (m, 2 * m), 4: (m, 2 * m)}[reference.sharding]
     scatters = 1 if reference.waits and reference.once else scatters
     gathers = 1 if reference.stays_gathered and reference.once else gathers
-    reduced = reference.sharding == 0 or (reference.sharding == 1 and problem.stack.zero1_reduction == "all_reduce")
+    reduced = reference.sharding == 0 or (reference.sharding == 1 and stack.zero1_reduction == "all_reduce")
     scatters = 0 if reduced else scatters
     for dimension, groups, weights in (("dp", shards, dense), ("edp", reference.groups["edp"], expert)):
         for ranks in groups:
@@ -187,13 +204,11 @@ def listed(problem: Problem, layout: Layout) -> dict[str, dict[str, float]]:
             wire.book(dimension, wire.gather(ranks, (scatters * gradient + gathers * 2) * mine))
             if reduced and len(ranks) > 1:  # as the message of a mean stage is timed
                 mean = Msg("dp", "all_reduce", gradient * sum(weights) / layout.pp, 1, 0)
-                through = in_switches(mean, groups)
+                through = in_switches(reference, mean, groups)
                 wire.book(dimension, (wire.to_switches if through else wire.gather)(ranks, gradient * mine * (1 if through else 2)))
     for ranks in copies:
         times = m if reference.copies_each else 1
         wire.book("dp", wire.gather(ranks, 2 * gradient * times * dense[int(stage_of[ranks[0]])] / len(shards[0])))
-    used = layout.devices
-    return {level: {d: size / used / GIB for d, size in by.items() if size > 0} for level, by in wire.bytes.items()}
 
 
 def to_the_pool(problem: Problem, layout: Layout, dense: list[float], expert: list[float]) -> Iterator[tuple[int, float]]:

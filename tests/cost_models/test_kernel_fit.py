@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from paraplan.cost_models import profile as profile_module
 from paraplan.cost_models.collective_fit import dealt_destinations, expected_destinations, fit_collective, fit_moe, wire_and_hops
-from paraplan.cost_models.kernel_fit import DEVICES, fit_gemm, main, read_tables, update_profile
+from paraplan.cost_models.kernel_fit import fit_gemm, main, read_tables, update_profile
+from paraplan.cost_models.kernel_tables import devices
 from paraplan.cost_models.log_fit import Parameter, fit_log
 from paraplan.cost_models.profile import CollectiveCurve, GemmCurve, collective_s, gemm_s, load_profile, together_s
 from paraplan.search_spaces.errors import InputError
@@ -195,7 +196,7 @@ def test_update_keeps_documented_sections_and_is_reproducible(tmp_path: Path) ->
     path = tmp_path / "a100-80gb-sxm.yaml"
     shutil.copy(PROFILES / path.name, path)
     tables = read_tables(tmp_path)
-    updated = update_profile(path, tables, DEVICES["a100-80gb-sxm"])
+    updated = update_profile(path, tables, devices()["a100-80gb-sxm"])
     text = path.read_text(encoding="utf-8")
     shipped = load_profile("a100-80gb-sxm")
     assert updated.attention == shipped.attention
@@ -203,7 +204,7 @@ def test_update_keeps_documented_sections_and_is_reproducible(tmp_path: Path) ->
     assert updated.collectives["scale-up"]["p2p"] == shipped.collectives["scale-up"]["p2p"]
     assert updated.gemm["bf16"].n0.value == pytest.approx(GEMM_TRUTH["n0"], rel=0.2)
     assert load_profile("a100-80gb-sxm", str(path), fits=False) == updated
-    update_profile(path, tables, DEVICES["a100-80gb-sxm"])
+    update_profile(path, tables, devices()["a100-80gb-sxm"])
     assert path.read_text(encoding="utf-8") == text
     assert text.startswith("#")
     assert not list(tmp_path.glob(".*.tmp"))
@@ -215,7 +216,7 @@ def test_a_figure_that_training_runs_gave_outlives_a_new_fit_of_the_table(tmp_pa
     text = (PROFILES / path.name).read_text(encoding="utf-8")
     given = "{value: 0.5, low: 0.4, high: 0.6, source: share that training runs sustain}"
     path.write_text(re.sub(r"e_max: \{.*'fit: a100_sxm bfloat16.*\}", f"e_max: {given}", text, count=1), encoding="utf-8")
-    curve = update_profile(path, read_tables(tmp_path), DEVICES["a100-80gb-sxm"]).gemm["bf16"]
+    curve = update_profile(path, read_tables(tmp_path), devices()["a100-80gb-sxm"]).gemm["bf16"]
     assert curve.e_max.value == 0.5
     assert curve.n0.value == pytest.approx(GEMM_TRUTH["n0"], rel=0.2)
 

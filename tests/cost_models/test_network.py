@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from paraplan.cost_models.network import Exchange, Network
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.routing import Routing
@@ -130,6 +132,34 @@ def test_a_group_spread_over_servers_takes_longer_than_inside_one(collective: st
     groups = Groups(np.array([8, 8, 8]), np.array([1, 2, 8]))
     times = getattr(net, collective)(net.crossing(groups), bytes_of(3))
     assert times[0] < times[1] < times[2]
+
+
+@given(
+    cluster=st.sampled_from([name for name, _ in ODD_CLUSTERS] + ["hgx-h100", "hgx-h800", "mi300x", "three-tier-h100"]),
+    share=st.integers(1, 12),
+    stride=st.integers(2, 96),
+    collective=st.sampled_from([*COLLECTIVES, "dispatch", "library dispatch"]),
+    size=st.floats(3.0, 10.0),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_group_is_faster_for_leaving_the_unit_that_it_fits_into(
+    cluster: str, share: int, stride: int, collective: str, size: float
+) -> None:
+    """A group side by side in one supernode, against the same with members moved out of it."""
+    spec = load_cluster(cluster)
+    supernode = spec.levels[spec.supernode_place].size or 1
+    ranks, net, sent = max(supernode // share, 1), network(spec, 8 * supernode), np.array([10.0**size])
+    if supernode % ranks or ranks * stride > 8 * supernode:
+        return
+    inside, outwards = (net.crossing(Groups(np.array([ranks]), np.array([apart]))) for apart in (1, stride))
+    if outwards.outermost[0] <= net.supernode:
+        return
+    if collective in COLLECTIVES:
+        times = [getattr(net, collective)(at, sent)[0] for at in (inside, outwards)]
+    else:
+        kernel: Exchange | None = "moe_dispatch" if collective == "dispatch" else None
+        times = [net.exchange_s(at, sent, Routing(8, 4 * ranks + 8), kernel, 8192.0)[0] for at in (inside, outwards)]
+    assert times[0] <= times[1] * (1 + 1e-9)
 
 
 def test_a_message_to_a_neighbour_takes_longer_further_out() -> None:

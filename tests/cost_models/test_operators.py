@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import comb
@@ -12,7 +13,7 @@ import pytest
 from paraplan.cost_models.compute import Kernels
 from paraplan.cost_models.details import detail
 from paraplan.cost_models.network import Network
-from paraplan.cost_models.operators import Factors, Operator, head_operators, layer_operators
+from paraplan.cost_models.operators import Factors, Operator, dispatch_buffer_bytes, head_operators, layer_operators
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.routing import Routing
 from paraplan.cost_models.step import CostModel
@@ -220,6 +221,27 @@ def test_a_sliding_window_limits_the_keys(model: str, kind: str, mean: float, fu
     name = next(n for n, k in spec.kinds.items() if getattr(k.mixer, "window", None))
     core = next(op for op in layer_operators(spec, name, factors()) if op.name == "core_attention")
     assert core.forward_full_flops[0] / core.forward_flops[0] == pytest.approx(full / mean)
+
+
+def test_gathered_tokens_are_all_that_a_group_has() -> None:
+    """EP 8 over 4,096 tokens a rank of Qwen3-30B (2,048 wide, 8 of 128 experts), whatever the imbalance.
+
+    Gathered and, on the way back, scattered are 32,768 tokens in BF16; with each come 128 scores, which have gradients, and a map.
+    Of 32,768 sums of 2,048 values each is zeroed once, and the rank's 32,768 copies are added.
+    """
+    model = load_model("qwen3-30b-a3b")
+    f = replace(factors(), ep=np.full(1, 8.0), gathered_tokens=True, imbalance=3.0)
+    operators = {op.name: op for op in layer_operators(model, "moe", f)}
+    into, back = (
+        [(m.collective, float(m.bytes[0]), m.forward, m.backward) for m in operators[name].messages if m.dimension == "ep"]
+        for name in ("permute", "unpermute")
+    )
+    tokens, scores, maps = 32768 * 2048 * 2, 32768 * 128 * 2, 32768 * 128
+    assert into == [("all_gather", maps, 1, 0), ("all_gather", scores, 1, 1), ("all_gather", tokens, 1, 1)]
+    assert back == [("reduce_scatter", tokens, 1, 1)]
+    assert dispatch_buffer_bytes(model, "moe", f)[0] == 2 * tokens
+    sums = {op.name: op for op in layer_operators(model, "moe", replace(f, imbalance=1.0))}["sums"]
+    assert sums.forward_bytes[0] == sums.backward_bytes[0] == 3 * tokens + tokens  # as many copies as tokens: 8 of 8 ranks' 1/8
 
 
 # ---- what crosses a level ------------------------------------------------------------------------------------------

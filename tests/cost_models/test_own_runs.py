@@ -17,7 +17,8 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.run_files import read_runs
 from paraplan.cost_models.validation import Outcome, Validation, validate
 from paraplan.optimizer.cli import main
-from paraplan.optimizer.reports.calibration import profile_yaml
+from paraplan.optimizer.commands.problem_options import ProblemOptions
+from paraplan.optimizer.reports.calibration import planned, profile_yaml
 from paraplan.search_spaces.loading import CATALOG
 
 Row = dict[str, str]
@@ -278,6 +279,29 @@ def test_runs_of_a_stack_that_is_guessed_alike_narrow_its_interval(tmp_path: Pat
     assert main(["calibrate", str(path), "--site", "-o", str(profile), "--quiet"]) == 0
     before, after = (validate(path, laid).outcomes[0].interval for laid in (None, str(profile)))
     assert before and after and after.high < before.high
+
+
+def test_a_trainer_that_nobody_knows_is_one_stack_which_plans_take_from_its_profile(tmp_path: Path) -> None:
+    """Whatever its rows' sharding: FSDP's words tell of it, ZeRO-1 alone would not. What is guessed is said, and can be named."""
+    words = ("FSDP", "SHARD_GRAD_OP", "ddp", "zero1")
+    rows = [
+        {**BASE, "id": name, "tp": "1", "software": "my-own-trainer", "optimizer_sharding": name, "recompute": "full"}
+        for name in words
+    ]
+    found = calibrate(table(tmp_path / "runs.csv", rows), site=True)
+    assert [(each.stack, each.rows, each.guessed) for each in found] == [("torchtitan", 4, ("my-own-trainer",))]
+    taken = "my-own-trainer is taken for torchtitan, the nearest that is known: plan with --stack torchtitan, or with this profile"
+    assert planned(found.pairs[0], found) == [f"{taken} and no --stack"]
+    profile = tmp_path / "site.yaml"
+    profile.write_text(profile_yaml(found), encoding="utf-8")
+    asked = ProblemOptions().problem("llama-3.1-8b", "hgx-h100", 16, 128, 4096, profile=str(profile))
+    assert asked.stack.name == "torchtitan"
+    assert asked.assumptions[0] == f"stack torchtitan, with which {profile} was learnt"
+    assert ProblemOptions(stack="megatron-lm").problem(
+        "llama-3.1-8b", "hgx-h100", 16, 128, 4096, profile=str(profile)
+    ).stack.name == ("megatron-lm")
+    own = validate(tmp_path / "runs.csv", str(profile))
+    assert {o.job.problem.stack.name for o in own.outcomes if o.job} == {"torchtitan"}
 
 
 # --- what a calibration says -----------------------------------------------------------------------------------------------------

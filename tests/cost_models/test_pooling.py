@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from paraplan.cost_models.pooling import HOST, LEAST_NUGGET, Pair, Pool, Seen, generation
+from paraplan.cost_models.pooling import LEAST_NUGGET, Pair, Pool, Seen, generation
 from paraplan.cost_models.profile import PooledFigure, load_profile
 from paraplan.search_spaces.cluster import Figure
 from paraplan.search_spaces.inputs import load_stack
 
+HOST = (0.5, 0.05, 0.1, 0.05, 0.1)
+"""Shares of what is common to any, to a generation, an accelerator, a framework and a stack."""
 NANOTRON = Pair("nanotron", "nanotron", "h100-80gb-sxm")
 BRIDGE = Pair("megatron-bridge", "megatron-bridge", "gb200")
 NEW = Pair("new", "new", "h100-80gb-sxm")

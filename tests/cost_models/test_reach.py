@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from paraplan.cost_models.reach import CONGESTED, unmeasured_supernodes
+from paraplan.cost_models.exchanges import exchanges
+from paraplan.cost_models.reach import unmeasured_supernodes
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.assumptions import exchange_assumptions, schedule_assumptions
 from paraplan.optimizer.evaluation import evaluate
@@ -39,7 +40,8 @@ def test_they_are_told_and_widen_the_interval_by_what_a_congested_network_would_
         priced, _ = evaluate(problem, layout)
         told = list(exchange_assumptions(CostModel(problem), priced))
         high = priced.step_time_interval_s[1]
-        highs.append((told, (high - (CONGESTED - 1) * priced.breakdown_s["ep"] * bool(told)) / priced.step_time_s))
+        added = (exchanges().congested.value - 1) * priced.breakdown_s["ep"] * bool(told)
+        highs.append((told, (high - added) / priced.step_time_s))
     (within, of_few), (beyond, of_many) = highs
     assert not within
     assert "8 supernodes" in beyond[0]

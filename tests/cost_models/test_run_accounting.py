@@ -207,6 +207,7 @@ def test_other_accelerators_are_not_taken_for_known_ones(text: str) -> None:
         ("Colossal-AI", "zero1", "H100", "megatron-lm"),
         ("PyTorch FSDP", "zero3", "H100", "torchtitan"),
         ("mystery", "zero3", "H100", "torchtitan"),
+        ("mystery", "SHARD_GRAD_OP", "H100", "torchtitan"),
         ("", "zero3", "H100", "megatron-lm"),
         ("mystery", "", "Ascend 910B", "mindspeed-llm"),
         ("Overlapper", "", "H100", "megatron-lm"),

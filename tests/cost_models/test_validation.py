@@ -235,6 +235,7 @@ def test_selective_without_modules_is_core_attention_or_half_of_the_layers(runs:
         ({"micro_batch": "three"}, "micro_batch is not a number"),
         ({"micro_batch": "1.5"}, "micro_batch is not a whole number"),
         ({"dp": "7"}, "dp inconsistent"),
+        ({"dp": "", "num_accelerators": "100"}, "the number of devices is not a multiple of"),
         ({"global_batch": "63", "micro_batch": "2"}, "micro-batches are not integral"),
         ({"model": "nobody-7b"}, "unknown model shape: nobody-7b"),
         ({"precision": "fp8"}, "a100-80gb-sxm has no fp8 rate"),
@@ -292,6 +293,52 @@ def test_notes_tell_of_eager_kernels_and_of_a_fused_dispatch(runs: dict[str, Run
     words |= {"software": "Megatron-Bridge v0.1.0rc4", "moe_dispatcher": ""}
     jobs = [job(runs["korthikanti-t5-175b-full"], **words, notes=notes) for notes in ("(dropless)", "(tokendrop)")]
     assert [one.problem.stack.moe_dispatcher for one in jobs] == ["flex", "alltoall"]
+
+
+MOE = {"model": "qwen3-30b-a3b", "num_accelerators": "64", "ep": "8", "dp": "", "global_batch": "64"}
+
+
+def test_a_blank_dispatcher_is_the_stacks_own_but_where_the_columns_are_a_recipes(runs: dict[str, Run]) -> None:
+    words = {**MOE, "software": "Megatron-Bridge v0.3.0", "moe_dispatcher": "", "cuda_graphs": "none"}
+    own, recipe = (
+        job(runs["korthikanti-t5-175b-full"], **words, notes=n) for n in ("", "graphs/dispatcher from recipe x at tag y")
+    )
+    assert [one.problem.stack.moe_dispatcher for one in (own, recipe)] == ["flex", "alltoall"]
+    assert [note for note in recipe.notes if note not in own.notes] == [
+        "moe_dispatcher is not told: alltoall assumed, as the row's recipe has it"
+    ]
+
+
+def test_experts_that_tp_extends_are_not_cut_by_it(runs: dict[str, Run]) -> None:
+    """TP 8 and EP 4 of 32 ranks each: MindSpeed cuts every expert in eight, or spreads whole ones over all 32."""
+    words = {**MOE, "tp": "4", "pp": "1", "vpp": "", "software": "MindSpeed-LLM", "pp_schedule": ""}
+    cut, spread = (job(runs["korthikanti-t5-175b-full"], **words, notes=notes) for notes in ("", "TP-extend-EP"))
+    assert [(one.layout.ep, one.layout.etp, one.layout.edp) for one in (cut, spread)] == [(8, 4, 2), (32, 1, 2)]
+    assert "experts lie over TP ranks too: ep 32, etp 1" in spread.notes
+
+
+def test_an_attention_kernel_that_software_names_is_priced_whatever_the_family(runs: dict[str, Run]) -> None:
+    """Megatron-DeepSpeed after BLOOM's is taken for that, with the interval of a stack that nobody measured."""
+    words = {"precision": "bf16", "family": "mine"}
+    softwares = ("Megatron-DeepSpeed 2022", "Megatron-DeepSpeed 2024", "Megatron-DeepSpeed 2024 (FlashAttention-2)")
+    told = [job(runs["korthikanti-t5-175b-full"], **words, software=software) for software in softwares]
+    assert {one.problem.stack.name for one in told} == {"megatron-deepspeed-bf16"}
+    assert [one.stack_told for one in told] == [True, False, False]
+    assert [one.problem.stack.attention_kernel for one in told] == ["unfused", "unfused", "flash"]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "said"),
+    [
+        ("H100", "mxfp8", ["mxfp8: h100-80gb-sxm has no MX formats; priced as scales of larger blocks"]),
+        ("B200", "mxfp8", []),
+        ("H100", "fp8-blockwise", []),
+        ("H100", "fp8-cs", ["fp8-cs: delayed and current scaling are priced alike"]),
+    ],
+)
+def test_what_an_fp8_recipe_has_no_price_for_is_said(runs: dict[str, Run], device: str, precision: str, said: list[str]) -> None:
+    found = job(runs["korthikanti-t5-175b-full"], accelerator=device, precision=precision, domain_size="8")
+    assert [note for note in found.notes if note.startswith(precision)] == said
 
 
 def test_the_worst_rows_show_how_far_off_they_are(runs: dict[str, Run]) -> None:

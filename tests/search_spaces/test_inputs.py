@@ -374,6 +374,7 @@ def test_fix_brings_values_to_their_normal_form() -> None:
         ("tp=8,,pp=2", "item 2 of 'tp=8,,pp=2' is empty"),
         ("tp=8,", "item 2 of 'tp=8,' is empty"),
         ("tp=8,tp=4", "write tp=8\\|4"),
+        ("sp=on|off", "sequence_parallel takes one value; without any it is on wherever"),
         ("recompute=some", "recompute 'some' is not none, full"),
         ("schedule=2f2b", "schedule = '2f2b' must be one of gpipe"),
         ("optimizer_sharding=hsdp", "is not none, zero1"),
@@ -458,7 +459,7 @@ def test_a_problem_says_what_it_assumed() -> None:
         "sequence parallelism is on wherever tp > 1 and tp·cp divides the sequence",
         "seq_len 8192 is beyond the 4096 positions of tiny",
         "atlas-960-superpod is announced hardware",
-        "ascend-960 peak_flops.bf16 = 1e+15 (9e+14 to 1.06e+15): half of the announced FP8 rate",
+        "ascend-960 peak_flops.bf16 = 1 PFLOP/s (0.9 to 1.06): half of the announced FP8 rate",
         "all parameters trained",
     ):
         assert part in words

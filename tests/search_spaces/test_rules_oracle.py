@@ -493,7 +493,10 @@ def test_experts_with_biases_are_not_cut() -> None:  # [ran]
 def test_recompute() -> None:  # [ran]
     d, m, mla = on(dense(), 8, ANY_CUT, 8), on(moe(), 8, ANY_CUT, 8), on(latent(), 8, ANY_CUT, 8)
     assert not broken(d, recompute="full") and not broken(d, recompute="full:uniform:1")
-    assert broken(d, recompute="full:uniform:33") == {"C100c"}
+    assert broken(d, recompute="full:uniform:33") == {"C100c", "C100e"}
+    # of 32 layers, chunks of 16 are four units of 4, and three of 5 with one over
+    assert not broken(d, pp=2, dp=4, recompute="full:uniform:4")
+    assert broken(d, pp=2, dp=4, recompute="full:uniform:5") == broken(d, pp=2, dp=4, recompute="full:uniform:32") == {"C100e"}
     assert broken(d, recompute="selective:mla_up_proj") == {"C101a"}
     assert not broken(mla, recompute="selective:mla_up_proj+shared_experts")
     assert broken(d, recompute="selective:moe_act") == {"C101b"} and not broken(m, recompute="selective:moe_act")
@@ -518,13 +521,14 @@ def test_shardings_and_stacks() -> None:
 # Placement
 
 
-def test_tensor_parallel_groups_are_aligned_with_supernodes() -> None:
-    whole_racks = on(dense(heads=144, kv_heads=144, width=144 * 128), 216, ANY_CUT, 24, seq_len=4608, cluster="gb200-nvl72")
-    assert broken(whole_racks, tp=16) == set()  # one rack holds the job
-    assert broken(whole_racks, tp=16, dp=8) == {"C141"}  # 72 is no multiple of 16
-    assert not broken(whole_racks, tp=8, dp=24) and not broken(whole_racks, tp=144)
-    spread = on(dense(heads=128, kv_heads=128), 256, ANY_CUT, 16, cluster="gb200-nvl72")  # 4 racks of 64
-    assert not broken(spread, tp=16, dp=16)
+def test_tensor_parallel_groups_straddle_supernodes_unless_they_are_kept_inside() -> None:
+    heads = dense(heads=144, kv_heads=144, width=144 * 128)
+    kept, free = (
+        on(heads, 216, ANY_CUT, 24, seq_len=4608, cluster="gb200-nvl72", **more) for more in ({"inside": "supernode:tp"}, {})
+    )
+    assert broken(kept, tp=16) == set()  # one rack holds the job
+    assert broken(kept, tp=16, dp=8) == {"inside supernode tp"} and not broken(free, tp=16, dp=8)  # 72 is no multiple of 16
+    assert not broken(kept, tp=8, dp=24) and broken(kept, tp=144)
 
 
 def test_inside_a_supernode_counts_the_devices_in_use() -> None:
