@@ -9,6 +9,7 @@ import numpy as np
 
 from ..cost_models.checkpoint import Failures
 from ..cost_models.memory import GIB
+from ..cost_models.money import SECONDS_PER_HOUR
 from ..cost_models.rows import Rows
 from ..cost_models.step import CostModel
 from ..cost_models.traffic import sent_bytes
@@ -28,7 +29,6 @@ FEWER_DEVICES = ("devices", "cost")
 """Aims for which jobs on fewer devices are looked at."""
 PER_SECOND = (STEP_TIME, "cost", GOODPUT)
 """Aims that follow from the step time."""
-SECONDS_PER_HOUR = 3600.0
 SIGNIFICANT = 10
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..cost_models.exchanges import exchanges
 from ..cost_models.memory import GIB
 from ..cost_models.profile import Profile, load_profile
-from ..cost_models.reach import CONGESTED, MEASURED_SUPERNODES, congestion_s, unmeasured_supernodes
+from ..cost_models.reach import congestion_s, unmeasured_supernodes
 from ..cost_models.schedules import INTERLEAVED, ONE_F_ONE_B, PAIRED, SPLIT, build_schedule, group_size
 from ..cost_models.split_passes import slowed_in_pairs
 from ..cost_models.step import CostModel
-from ..search_spaces.inputs import assumed
+from ..search_spaces.cluster import Figure
+from ..search_spaces.figure_words import assumed
 from ..search_spaces.layout import Layout, LayoutTable, Problem
 from .result import PricedLayout
 from .stages import even_cuts
 
-TOLD = ("efficiency", "host_floor_dense_s", "host_floor_moe_s", "step_overhead_s")
-"""Figures of a stack that a plan names where they are assumed."""
+TOLD = ("efficiency", "step_overhead_s")
+"""Figures of a stack that a plan names where they are assumed, beside the host's floor of a layer of its kind."""
 
 
 def assumptions(problem: Problem, profile: Profile, path: str | None = None) -> tuple[str, ...]:
@@ -26,7 +28,12 @@ def assumptions(problem: Problem, profile: Profile, path: str | None = None) -> 
     `path` is the user's file that `profile` was laid under.
     """
     stack = problem.stack.with_figures(profile.stack_figures(problem.stack, problem.cluster.accelerator.priced_as))
-    figures = ((f"{stack.name} {name}", getattr(stack, name)) for name in TOLD)
+    floors = ("host_floor_dense_s", *(["host_floor_moe_s"] if problem.model.is_moe else []))
+    figures = (
+        (f"{stack.name} {name}", figure)
+        for name, figure in stack
+        if isinstance(figure, Figure) and (name in (*TOLD, *floors) or figure.grade == "given")
+    )
     return (*problem.assumptions, *assumed(figures), *_laid_over(problem, profile, path), *_profile_assumptions(profile, problem))
 
 
@@ -67,26 +74,32 @@ def exchange_assumptions(model: CostModel, priced: PricedLayout) -> Iterator[str
     """What the price of a layout assumes of exchanges of tokens between more supernodes than were measured."""
     supernodes = unmeasured_supernodes(model.network, priced.layout)
     if supernodes:
-        longer = congestion_s(model.network, priced.layout, priced.breakdown_s["ep"])
+        known, longer = exchanges(), congestion_s(model.network, priced.layout, priced.breakdown_s["ep"])
         yield (
-            f"tokens are exchanged between {supernodes} supernodes: measured on up to {MEASURED_SUPERNODES}, and on eight in three "
-            f"networks, two of which held the rate that is priced; under an oversubscribed spine they took {CONGESTED:g} times as "
-            f"long, which would add {longer:.3g} s to the step (in the upper end of its interval): give `oversubscription` where "
-            "the cluster has it"
+            f"tokens are exchanged between {supernodes} supernodes: measured on up to {known.measured_supernodes.value:g}, and on "
+            "eight in three networks, two of which held the rate that is priced; under an oversubscribed spine they took "
+            f"{known.congested.value:g} times as long, which would add {longer:.3g} s to the step (in the upper end of its "
+            "interval): give `oversubscription` where the cluster has it"
         )
 
 
 def cut_assumptions(model: CostModel, priced: PricedLayout) -> Iterator[str]:
-    """That stages which nobody gave are cut as a plan's, and what the equal ones of a framework would take, where these differ."""
+    """That stages which nobody gave are cut as a plan's, and what the equal ones of a framework would take, where these differ, or
+    that there are none.
+    """
     layout, layers = priced.layout, model.problem.model.num_layers
     chunks, split = layout.pp * layout.vpp, LayoutTable.from_layouts([layout]).splits[0]
     even = replace(split, cuts=tuple(int(cut) for cut in even_cuts(len(model.blocks), model.layers.heads - 1, chunks)))
-    if layers % chunks or even.cuts == split.cuts:
+    cut = "stages are not given, so they are cut as in a plan, fastest among those that fit"
+    if layers % chunks:
+        yield f"{cut}; {layers} layers do not make {chunks} equal chunks"
+        return
+    if even.cuts == split.cuts:
         return
     equal = model.price(LayoutTable.from_layouts([layout.model_copy(update={"stages": even.stages(layers, layout.recompute)})]))
     yield (
-        "stages are not given, so they are cut as in a plan, fastest among those that fit; the equal ones of a framework that is "
-        f"told nothing would take {equal.step_time_s[0]:.3g} s and {equal.peak_bytes[0] / GIB:.1f} GiB at most"
+        f"{cut}; the equal ones of a framework that is told nothing would take {equal.step_time_s[0]:.3g} s and "
+        f"{equal.peak_bytes[0] / GIB:.1f} GiB at most"
     )
 
 
@@ -99,7 +112,9 @@ def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[st
     own, laid = (each.stack_figures(problem.stack, name) for each in (shipped, profile))
     changed = [f"{key} = {figure.value:.4g}" for key, figure in laid.items() if own.get(key) != figure]
     if not changed:
-        return (f"{path} says nothing of {pair}: no figure of the stack is changed by it",)
+        others = ", ".join(profile.learnt_stacks(name))
+        of_others = f"; it was learnt with {others}: --stack says which is meant" if others else ""
+        return (f"{path} says nothing of {pair}: no figure of the stack is changed by it{of_others}",)
     asked = (problem.stack.name, name, problem.model.is_moe)
     same = profile.interval(*asked) == shipped.interval(*asked)
     interval = "; it has no interval of its own for such models: that of the shipped figures stands" if same else ""
@@ -112,7 +127,7 @@ def _laid_over(problem: Problem, profile: Profile, path: str | None) -> tuple[st
 
 def _profile_assumptions(profile: Profile, problem: Problem) -> tuple[str, ...]:
     known = profile.interval(problem.stack.name, problem.cluster.accelerator.priced_as, problem.model.is_moe)
-    interval = f"step times may be {1 - known.low:.0%} lower to {known.high - 1:.0%} higher ({known.source})"
+    interval = f"step times may be {100 * (1 - known.low):.0f} % lower to {100 * (known.high - 1):.0f} % higher ({known.source})"
     if profile.fitted:
         return (f"kernel and collective curves of {profile.accelerator} are fitted to measured kernels; {interval}",)
     return (f"no measured curves for {profile.accelerator}: documented efficiencies are used; {interval}",)

@@ -11,10 +11,10 @@ from ..search_spaces.inputs import OFFLOADED_SHARES
 from ..search_spaces.layout import Layout, Problem
 from ..search_spaces.rules import violations
 from .deadline import Deadline
+from .found import Candidate
 from .incumbent import Setting
 from .reports import wording
 from .rule_prices import faster
-from .search import Candidate
 
 FEW_CHUNKS = MAX_VPP // 2
 """Chunks a stage up to which a layout does not ask for more than the space lists."""

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..cost_models.layers import EP
-from ..cost_models.loads import Cuts
 from ..cost_models.memory import static_rates
+from ..cost_models.pieces import EP
 from ..cost_models.pipeline import admissible_s, bound_s, in_flight
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import DUALPIPE, INTERLEAVED, PAIRED, SPLIT
@@ -28,6 +27,7 @@ from ..search_spaces.enumeration import Frames, Space
 from ..search_spaces.groups import INNERMOST
 from ..search_spaces.layout import CP_TYPES, NONE, SCHEDULES, SHARDINGS, Bools, Floats, Ints, LayoutTable
 from ..search_spaces.row_keys import distinct_rows
+from .family_prices import paths_s
 from .stages import cut_rules, roomy_family
 
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
@@ -99,7 +99,12 @@ def _least_held(schedule: str, pp: int, vpp: int, num_microbatches: Ints) -> Flo
         return np.full((len(num_microbatches), pp), 0.5 if schedule == DUALPIPE else 1.0 / vpp)
     if schedule == INTERLEAVED:
         return np.asarray(np.minimum(np.minimum(m, pp), 2 * (pp - 1 - stage) + 1), dtype=np.float64)
-    return np.asarray(in_flight(schedule, pp, vpp, m, stage) / vpp)
+    return _held(schedule, pp, vpp, num_microbatches)
+
+
+def _held(schedule: str, pp: int, vpp: int, num_microbatches: Ints) -> Floats:
+    """Micro-batches that stages keep in flight at their peak, in whole stages, (n, pp); of passes that are not split."""
+    return np.asarray(in_flight(schedule, pp, vpp, num_microbatches[:, None], np.arange(pp)[None, :]) / vpp)
 
 
 def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
@@ -120,36 +125,8 @@ def ruled_bounds_s(model: CostModel, rows: Rows) -> Floats:
             load = part.chunks(ruled)
             bound[some] = admissible_s(schedule, pp, vpp, load.forward_s, load.backward_s, 0.0, m)
             if len(counted):
-                bound[some] = np.minimum(bound[some], _counted_s(part, counted))
+                bound[some] = np.minimum(bound[some], paths_s(part, counted[None]).min(axis=1))
     return bound + model.problem.stack.step_overhead_s.value
-
-
-def _counted_s(rows: Rows, cuts: Cuts) -> Floats:
-    """The least over some cuts (ways, pp·vpp+1) of the longest path through one stage, (n,): the chunks before it of the first
-    micro-batch, there and back, and all that it does itself.
-    """
-    (pp, vpp, _), pieces, m = rows.shape, rows.pieces, rows.column("num_microbatches")[:, None, None]
-    start, stop = cuts[:, :-1], cuts[:, 1:]
-    found = np.zeros((len(rows), len(cuts), pp))
-
-    def passed(some: npt.NDArray[np.intp], seconds: Floats, held: Ints) -> Floats:
-        stages, first = held.reshape(len(cuts), vpp, pp).sum(axis=1), held[:, :pp]
-        return np.asarray(seconds[rows.factor[some]][:, None, None] * (m[some] * stages + np.cumsum(first, axis=1) - first))
-
-    each = np.arange(len(rows))
-    for name in pieces.names:
-        piece, running = pieces.pieces[name], pieces.running[name]
-        found += passed(each, piece.once_s + piece.back_s, running[stop] - running[start])
-    for name, chunk in (("embedding", 0), ("head", -1)):
-        held = np.zeros_like(start)
-        held[:, chunk] = 1
-        found += passed(each, pieces.pieces[name].once_s + pieces.pieces[name].back_s, held)
-    for depth in np.unique(rows.depth[rows.depth > 0]).tolist():
-        alike = np.nonzero(rows.depth == depth)[0]
-        again = np.minimum(start + min(depth, len(pieces.blocks)), stop)
-        for name in pieces.names:
-            found[alike] += passed(alike, pieces.pieces[name].again_s, pieces.running[name][again] - pieces.running[name][start])
-    return np.asarray(found.max(axis=2).min(axis=1))
 
 
 def least_after(model: CostModel, rows: Rows) -> Floats:
@@ -194,6 +171,17 @@ def row_bounds_bytes(model: CostModel, rows: Rows) -> Floats:
     micro-batch in flight. μ_s ∝ 1/(A + n_s R) makes it tight for equal blocks. Block depths keep what a recomputed layer keeps.
     """
     return _bytes_at_least(model, rows, (rows.rates.total(0), rows.rates.total(1)))
+
+
+def mean_bytes(model: CostModel, rows: Rows) -> Floats:
+    """Bytes that stages of equal shares of all pieces hold in the mean, and the short-lived block that any has, (n,)."""
+    static, active, counts = _piece_bytes(model, rows, (rows.rates.total(0), rows.rates.total(1)))
+    held = np.empty(len(rows))
+    for members in same_shape(rows.table):
+        (pp, vpp, schedule), m = rows.take(members[:1]).shape, rows.column("num_microbatches")[members]
+        flight = _least_held if schedule in SPLIT else _held
+        held[members] = flight(schedule, pp, vpp, m).mean(axis=1)
+    return (static @ counts + held * (active @ counts)) / rows.table.pp + rows.least_transient_bytes + rows.communicator_bytes
 
 
 def work_bounds_bytes(model: CostModel, rows: Rows, sharings: Mapping[str, npt.NDArray[Any]]) -> Floats:

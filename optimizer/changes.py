@@ -9,7 +9,6 @@ from ..cost_models.profile import CollectiveCurve, Fitted
 from ..search_spaces.cluster import Figure, Level
 from .incumbent import Setting
 
-GIB = 2.0**30
 SHORTEST_HOP_S = 1e-12
 """A curve's hop of 0 would stand for one that was not measured."""
 Change = Callable[[Setting, float], Setting]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..cost_models.layers import ENDS
+from ..cost_models.pieces import ENDS
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import MIRRORED, loss_stages
 from ..cost_models.split_passes import by_replay, held_moments, pass_figures, recomputes_ahead, slowed_in_pairs

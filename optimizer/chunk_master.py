@@ -15,8 +15,8 @@ RESOLUTION = 1 << 36
 """Units of time of a step; coefficients are rounded down to them, so that the bound stays below what is true. Finer ones than
 these, a ten-millionth in all, now and then keep CP-SAT busy for seconds before its first node.
 """
-BYTES = 1 << 16
-"""Unit of memory; what stages hold is rounded up to it."""
+BYTES = 1 << 10
+"""Unit of memory; what stages hold is rounded up to it, so that a partition within some of them of the limit may be left out."""
 UNBOUNDED = 1 << 62
 """Limits of a constraint from which on CP-SAT means none."""
 TOLERANCE = 1e-5

@@ -179,17 +179,17 @@ def _out_of_reach(before_s: float, step_s: float, goal_s: float) -> bool:
 
 def _moved(cutting: Cutting, cuts: Ints) -> Ints:
     """All partitions that differ by one block in one chunk more and one chunk less, (n, chunks+1)."""
-    moved = cuts + _moves(cutting.chunks)
+    moved = cuts + moves(cutting.chunks)[0]
     return np.asarray(moved[cutting.legal(moved)])
 
 
 @lru_cache(maxsize=8)  # 2 MiB each of 64 chunks
-def _moves(chunks: int) -> Ints:
-    """What each such move adds to the cuts, (n, chunks+1)."""
+def moves(chunks: int) -> tuple[Ints, Ints]:
+    """What each such move adds to the cuts, (n, chunks+1), and the chunk that gives a block, (n,)."""
     take, give = np.nonzero(~np.eye(chunks, dtype=bool))
     inner = np.arange(chunks + 1)[None, :]
     between = (inner > np.minimum(give, take)[:, None]) & (inner <= np.maximum(give, take)[:, None])
-    return np.where(between, np.where(give < take, -1, 1)[:, None], 0).astype(np.int8)
+    return np.where(between, np.where(give < take, -1, 1)[:, None], 0).astype(np.int8), give
 
 
 def _leaning(chunking: Chunking, taken: dict[str, Floats]) -> list[Below]:

@@ -21,10 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return run(arguments)
         except KeyboardInterrupt:
-            return interrupted()
+            return interrupted(arguments)
         except Exception:
             if came():  # an import that an interrupt broke off raises what it likes
-                return interrupted()
+                return interrupted(arguments)
             raise
 
 
@@ -34,7 +34,7 @@ def command() -> None:
         take_over()
         status = main()
     except KeyboardInterrupt:  # before main was in a place to say so
-        status = interrupted()
+        status = interrupted(None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(status)
 

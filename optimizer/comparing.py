@@ -116,6 +116,8 @@ def read_prices(given: Sequence[str], names: Sequence[str] | None = None, field:
         where = f"{field} {text[:60] if equals else text}"
         if text.count("=") > 1:
             raise InputError(f"{where}: names several clusters; repeat {field}, once for each")
+        if not equals and not Path(text).exists():
+            raise InputError(f"{where}: is neither CLUSTER=PRICE, such as hgx-h100=2.5, nor a YAML of such pairs")
         try:
             pairs = {name.strip(): price} if equals else read_document(Path(text))
         except InputError as error:

@@ -12,7 +12,7 @@ from ..cost_models.recovery import Saved
 from ..cost_models.reliability import SECONDS_PER_DAY, daly_interval_s, failure_rates, young_interval_s
 from ..cost_models.step import CostModel
 from ..search_spaces.cluster import ClusterSpec, Figure
-from ..search_spaces.inputs import assumed
+from ..search_spaces.figure_words import assumed
 from ..search_spaces.layout import LayoutTable, Problem
 from .result import Goodput, Line, PricedLayout
 

@@ -10,7 +10,7 @@ from ..cost_models.profile import load_profile
 from ..cost_models.reach import congestion_s
 from ..cost_models.schedules import Schedule, usual_schedule
 from ..cost_models.step import CostModel
-from ..cost_models.timeline import Timeline, replayed
+from ..cost_models.timeline import stages_done_s
 from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.layout import Layout, LayoutTable, Problem, Split
 from ..search_spaces.quantities import free_bytes, usable_bytes
@@ -18,9 +18,9 @@ from ..search_spaces.rules import violations
 from ..search_spaces.vocabulary import V_SHAPED
 from ..search_spaces.workload import MemoryMargin
 from .deadline import Deadline
-from .recutting import downhill
 from .result import Memory, PricedLayout, StageMemory
 from .stages import default_cuts
+from .walks import downhill
 
 UNPRICEABLE = frozenset(
     {
@@ -169,12 +169,8 @@ def _overlap(problem: Problem, layout: Layout) -> dict[str, float]:
 
 def _simulated_s(problem: Problem, found: Detail, layout: Layout) -> float:
     """The step with its pipeline replayed event by event: a stage's gradients are reduced when its own last backward has ended."""
-    return float((replayed_passes(problem, found, layout).stage_end_s + found.reduced_s).max()) + found.after_s
-
-
-def replayed_passes(problem: Problem, found: Detail, layout: Layout) -> Timeline:
-    """Every pass of a layout's pipeline with its times."""
-    return replayed(order_of(problem, layout), found.passes, found.p2p_s)
+    done_s = stages_done_s(order_of(problem, layout), found.passes, found.p2p_s)
+    return float((done_s + found.reduced_s).max()) + found.after_s
 
 
 def order_of(problem: Problem, layout: Layout) -> Schedule:

@@ -183,7 +183,7 @@ def moe_of(model: ModelSpec) -> MoeMlp:
     found = {kind.mlp for kind in model.kinds.values() if isinstance(kind.mlp, MoeMlp)}
     counts = sorted({mlp.experts for mlp in found})
     if not found:
-        raise InputError(f"experts: {model.name} has no experts")
+        raise InputError(f"experts: {model.name} has no experts to place; name a model or a plan that has")
     if len(counts) > 1:
         raise InputError(f"experts: layers of {model.name} have {' and '.join(map(str, counts))} experts; only one number works")
     return min(found, key=lambda mlp: mlp.model_dump_json())

@@ -10,14 +10,15 @@ from ortools.sat.python import cp_model
 
 from ..cost_models.profile import Profile
 from ..cost_models.step import CostModel
+from ..search_spaces.choices import SP_IS_ON, SP_WHERE
 from ..search_spaces.cluster import ClusterSpec
-from ..search_spaces.conditions import all_of, any_of, divides, equal, more_than, negation
+from ..search_spaces.conditions import all_of, any_of, equal, negation
 from ..search_spaces.constraints import PeakTable, RuleModel, build_model, candidate_domains
 from ..search_spaces.enumeration import Space
 from ..search_spaces.errors import Infeasible
-from ..search_spaces.expressions import product
 from ..search_spaces.flags import parse_clause
 from ..search_spaces.layout import Problem
+from ..search_spaces.limits import LENDING
 from ..search_spaces.quantities import DERIVED, constants, usable_bytes, words_for
 from ..search_spaces.rules import Rule, rules_for, rules_over
 from .search import Search
@@ -145,6 +146,16 @@ def conflict(
     return Conflict(_summary(problem, core, memory), clashes, memory, relaxations, minimal)
 
 
+def clashing(problem: Problem) -> tuple[str, ...]:
+    """What leaves no layout of a problem's space legal, in words: what stays inside levels if that does it, else rules that clash.
+
+    () where it is the space that has none, or to say it takes too long.
+    """
+    kept = [rule for rule in rules_for(problem) if rule.id.startswith("inside ")]
+    alone = [rule.reason for rule in kept for _, without in _without_limits(problem, [rule]) if Space(without).legal]
+    return tuple(alone) or tuple(_clash(problem, rule).sentence for rule in _minimal_core(problem, _binding(problem), None)[0])
+
+
 def legal(problem: Problem) -> bool:
     """Whether some layout meets every rule, memory aside."""
     return _status(_model(problem, _binding(problem)).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
@@ -178,8 +189,8 @@ def memory_statement(problem: Problem, states: States) -> tuple[str, ...]:
         return (f"{total}. They need at least {needed} devices{beside}.", *_weights_statement(problem, states, usable))
     return tuple(_weights_statement(problem, states, usable)) or (
         f"{states.what.capitalize()} alone need {_amount(states.state_bytes)} of {_amount(devices * usable)}, but with the "
-        f"activations of micro-batches of {problem.workload.seq_len:,} tokens the fullest stage of every layout passes the "
-        f"{usable / 2**30:.1f} GiB usable of a device.",
+        f"activations of micro-batches of {problem.workload.seq_len:,} tokens the fullest stage passes the "
+        f"{usable / 2**30:.1f} GiB usable of a device under every cut that was tried.",
     )
 
 
@@ -202,13 +213,12 @@ def _amount(size: float) -> str:
     return f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
 
 
-_SP_CAN_BE = all_of(more_than("tp", 1), divides(product("cp", "tp"), "seq_len"))
 SP_WITH_TP = Rule(
     "P005",
-    "SP goes with TP where it divides the sequence, unless it is fixed otherwise",
+    f"SP is on {SP_WHERE}, unless it is fixed otherwise",
     "default",
     "arithmetic",
-    any_of(all_of(_SP_CAN_BE, equal("sequence_parallel", 1)), all_of(negation(_SP_CAN_BE), equal("sequence_parallel", 0))),
+    any_of(all_of(SP_IS_ON, equal("sequence_parallel", 1)), all_of(negation(SP_IS_ON), equal("sequence_parallel", 0))),
 )
 
 
@@ -325,12 +335,14 @@ def _without_limits(problem: Problem, core: Sequence[Rule]) -> Iterator[tuple[st
         elif kind == "constraint":
             kept = tuple(text for text in workload.forbid if str(parse_clause(text).negated) != rest)
             yield f"leaving {rest} out", _with_workload(problem, {"forbid": kept})
-        else:
+        elif kind == "inside":
             level, dimension = rest.rsplit(" ", 1)
             yield (
                 f"{dimension} groups outside one {level}",
                 _with_workload(problem, {"inside": _outside(problem, level, dimension)}),
             )
+    if any(rule.id in LENDING for rule in rules):
+        yield "activations on the host, not on other stages' devices", _with_workload(problem, {"offload_to": "host"})
 
 
 def _outside(problem: Problem, level: str, dimension: str) -> dict[str, tuple[str, ...]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..cost_models.intervals import REPEATS
 from ..search_spaces.layout import DEGREES, FULL_BLOCK, Bools, Floats, LayoutTable
 from ..search_spaces.workload import MEMORY_BAND
 
@@ -23,7 +24,6 @@ ALIKE = 4.0  # distance at which layouts have little in common: two degrees chan
 DOUBT = 0.1
 """Of log step time: what a layout is off by on its own. Half of all pairs of published layouts are misjudged against each other by
 less than 6 %, some of the others by much more."""
-RERUN = 0.02  # of log step time: what two runs of one layout differ by
 SURE = 1.9  # standard deviations in MEMORY_BAND, beyond which predictions are right 97 times of 100
 CERTAIN = 0.97  # chance to fit from which it is not weighed against time
 PEAKS_DIFFER = 0.5  # share of that spread by which peaks of one problem are off by themselves; the rest is common
@@ -151,7 +151,7 @@ def _posterior(points: Floats, seen: Places, values: Floats) -> tuple[Floats, Fl
     if not len(seen):
         return np.zeros(len(points)), np.full(len(points), math.hypot(COMMON))
     across = _covariance(points, points[seen])
-    own = across[seen] + RERUN**2 * np.eye(len(seen))
+    own = across[seen] + REPEATS**2 * np.eye(len(seen))
     weights = np.linalg.solve(own, across.T)
     left = COMMON**2 + DOUBT**2 - np.einsum("ij,ji->i", across, weights)
     return np.asarray(values @ weights), np.sqrt(np.maximum(left, 0.0))

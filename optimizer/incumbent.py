@@ -12,8 +12,9 @@ from ..cost_models.step import CostModel
 from ..search_spaces.enumeration import Space
 from ..search_spaces.layout import Floats, Layout, LayoutTable, Problem, Split
 from .deadline import NEVER, Deadline
+from .found import Candidate, Found
 from .recutting import settled
-from .search import Candidate, Found, Search
+from .search import Search
 from .stages import EQUAL, best_partitions, default_cuts, partitioned_exactly
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,11 +27,11 @@ from ..search_spaces.errors import InputError
 from ..search_spaces.inputs import check_devices, load_cluster
 from ..search_spaces.layout import Layout, Problem
 from .deadline import Deadline
+from .found import Candidate, Found
 from .incumbent import Setting
 from .recutting import settled
 from .result import RATES, Plan, PricedLayout
 from .rule_prices import faster
-from .search import Candidate, Found
 from .slow_device import slow_place
 from .supernode_result import DevicesLeft, LeftOption, SlowPlace
 
@@ -153,18 +153,10 @@ def chosen(
     Where one waits for a slow device, layouts are looked for with none and with every device slow: the one device lies between.
     """
     options = list(ways(problem, left))
-    found: list[tuple[Way, LeftOption, Found, Layout | None]] = []
-    for tried, way in enumerate(options):
-        parts = 2 * (len(options) - tried) + 2
-        asked = [way.problem] if way.slow is None else [way.problem, way.slow]
-        both = [faster(Setting(of, profile), np.inf, deadline.share_s(parts), progress) for of in asked]
-        complete = all(each.complete for each in both)
-        option, layout = option_of(way.words, way.problem, left.devices, both[0].best, complete=complete), None
-        if way.slow is not None and (layouts := [candidate.layout for each in both for candidate in each.best]):
-            places = [slow_place(way.slow, way.problem, profile, each) for each in layouts]
-            place, layout = min(zip(places, layouts, strict=True), key=lambda pair: pair[0].step_time_s)
-            option = option.model_copy(update={"slow": place, "step_time_s": place.step_time_s})
-        found.append((way, option, both[0], layout))  # where one device is slow no step is below that of none
+    found = [
+        (way, *_tried(way, profile, left.devices, np.inf, deadline, 2 * (len(options) - tried) + 2, progress))
+        for tried, way in enumerate(options)
+    ]  # where one device is slow no step is below that of none
     found.sort(key=lambda each: np.inf if each[1].step_time_s is None else each[1].step_time_s)
     searched = [each for _, _, each, _ in found]
     rounded, more = _faster_rounded(problem, profile, left, found[0][1].step_time_s, deadline, progress)
@@ -172,9 +164,32 @@ def chosen(
     way, _, own, layout = found[0]
     whole = _whole(problem, profile, left, deadline, progress)
     compared = tuple(option for _, option, _, _ in found)
-    if compared[0].layout is not None and left.unslowed is None:
-        compared += fuller([way.problem for way in options], profile, compared, left.devices, deadline, progress)
+    if compared[0].layout is not None:
+        rounded_ways = without_slow(problem, left, rounded_counts)
+        compared += fuller([*options, *rounded_ways], profile, compared, left.devices, deadline, progress)
     return Chosen(way, compared, whole, own, tuple(searched), layout)
+
+
+def _tried(
+    way: Way,
+    profile: Profile,
+    devices: int,
+    ceiling_s: float,
+    deadline: Deadline,
+    parts: int,
+    progress: Callable[[float], None] | None,
+) -> tuple[LeftOption, Found, Layout | None]:
+    """A way searched for what is faster than a ceiling; what was found with no device slow, and the layout that waits for one."""
+    asked = [way.problem] if way.slow is None else [way.problem, way.slow]
+    both = [faster(Setting(of, profile), ceiling_s, deadline.share_s(parts), progress) for of in asked]
+    complete, legal = all(each.complete for each in both), both[0].counts.legal > 0
+    option = option_of(way.words, way.problem, devices, both[0].best, complete=complete, legal=legal)
+    layouts = [candidate.layout for each in both for candidate in each.best]
+    if way.slow is None or not layouts:
+        return option, both[0], None
+    places = [slow_place(way.slow, way.problem, profile, each) for each in layouts]
+    place, layout = min(zip(places, layouts, strict=True), key=lambda pair: pair[0].step_time_s)
+    return option.model_copy(update={"slow": place, "step_time_s": place.step_time_s}), both[0], layout
 
 
 def _faster_rounded(
@@ -265,33 +280,41 @@ def over(priced: PricedLayout, devices: int) -> PricedLayout:
 
 
 def fuller(
-    lying: Sequence[Problem],
+    lying: Sequence[Way],
     profile: Profile,
     options: Sequence[LeftOption],
     devices: int,
     deadline: Deadline,
     progress: Callable[[float], None] | None,
 ) -> tuple[LeftOption, ...]:
-    """The fastest layout that uses more devices than the first option's, if no option has one: what leaving them idle beats.
+    """The fastest layout that uses more devices than the first option's, unless an option is one: what leaving them idle beats.
 
-    It is looked for on every spread; `devices` are all that the job has. None too where there was no time to look.
+    It is looked for on every way; `devices` are all that the job has. None too where there was no time to look.
     """
     used = options[0].devices_used or 0
-    wide = [problem for problem in lying if problem.devices > used]
-    if not wide or any((option.devices_used or 0) > used for option in options):
+    wide = [_using_more(way, used) for way in lying if way.problem.devices > used]
+    known = [option.step_time_s for option in options if (option.devices_used or 0) > used and option.step_time_s is not None]
+    best, step_s, complete, legal = None, min(known, default=np.inf), True, False
+    for tried, way in enumerate(wide):
+        option, found, _ = _tried(way, profile, devices, step_s, deadline, len(wide) - tried + 1, progress)
+        complete, legal = complete and option.complete, legal or found.counts.legal > 0
+        if option.step_time_s is not None and option.step_time_s < step_s:
+            best, step_s = option, option.step_time_s
+    if not wide or (best is None and (known or not complete)):
         return ()
-    best, step_s, complete = option_of("", wide[0], devices, ()), np.inf, True
-    for tried, problem in enumerate(wide):
-        forbidden = (*problem.workload.forbid, f"tp*cp*pp*dp <= {used}")
-        more = problem.model_copy(update={"workload": problem.workload.model_copy(update={"forbid": forbidden})})
-        found = faster(Setting(more, profile), step_s, deadline.share_s(len(wide) - tried + 1), progress)
-        complete = complete and found.complete
-        if found.best:
-            best, step_s = option_of("", problem, devices, found.best), found.best[0].step_time_s
-    if best.layout is None and not complete:
-        return ()
+    best = best or option_of("", wide[0].problem, devices, (), legal=legal)
     said = {"words": f"with more than {used:,} used", "least_used": used + 1, "complete": complete}
     return (best.model_copy(update=said),)
+
+
+def _using_more(way: Way, used: int) -> Way:
+    """The way with what uses no more than so many devices forbidden."""
+
+    def more(problem: Problem) -> Problem:
+        forbidden = (*problem.workload.forbid, f"tp*cp*pp*dp <= {used}")
+        return problem.model_copy(update={"workload": problem.workload.model_copy(update={"forbid": forbidden})})
+
+    return replace(way, problem=more(way.problem), slow=None if way.slow is None else more(way.slow))
 
 
 def _whole(
@@ -316,16 +339,26 @@ def _whole(
 
 
 def option_of(
-    words: str, problem: Problem, devices: int, fastest: Sequence[Candidate], beaten: bool = False, complete: bool = True
+    words: str,
+    problem: Problem,
+    devices: int,
+    fastest: Sequence[Candidate],
+    beaten: bool = False,
+    complete: bool = True,
+    legal: bool = True,
 ) -> LeftOption:
     """An option with its fastest layout, of which there may be none; `devices` are all that the job has.
 
     `beaten`: only what is faster than another option was looked for, so that none says no more than that. `complete`: it was
-    searched to the end.
+    searched to the end. `legal`: something is.
     """
     each = supernode_counts(problem.cluster, problem.devices, problem.per_supernode)[0]
     none_faster = beaten and not fastest
     known = LeftOption(words=words, devices=problem.devices, per_supernode=each, beaten=none_faster, complete=complete)
+    if not (fastest or legal) and complete:
+        from .explain import clashing  # its solver takes a while to import
+
+        return known.model_copy(update={"forbidden": clashing(problem)})
     if not fastest:
         return known
     layout = fastest[0].layout.model_copy(update={"stages": ()})

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cost_models.layers import EP
 from ..cost_models.loads import Cuts
+from ..cost_models.pieces import EP
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import PAIRED, stage_chunks
 from ..cost_models.split_passes import held_moments, pass_figures, slowed_in_pairs

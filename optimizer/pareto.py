@@ -25,8 +25,9 @@ from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, Layou
 from ..search_spaces.row_keys import distinct_rows
 from .aims import PER_SECOND, Aims, beyond_supernode_gib, dominated_by, front_of
 from .bounds import least_after, row_bounds_bytes, row_bounds_s, ruled_bounds_s
+from .family_prices import price_family
 from .reach import reachable
-from .stages import balanced_cuts, best_partitions, cut_family, default_cuts, partitioned_exactly, price_family
+from .stages import balanced_cuts, best_partitions, cut_family, default_cuts, partitioned_exactly
 
 EXACT_LAYOUTS = 250_000
 """Legal layouts up to which all are priced: so many take some 5 s on one core, and five times that where traffic is an aim; NSGA-II

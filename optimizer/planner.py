@@ -22,6 +22,7 @@ from .beyond import more_chunks, offloaded
 from .deadline import Deadline
 from .engines import ENGINES, Task, solve
 from .evaluation import priced_and_replayed
+from .found import Found, over_all
 from .imbalance_steps import STEPS_AT, steps_at
 from .incumbent import Setting
 from .interrupts import stoppable
@@ -32,7 +33,6 @@ from .recutting import Recut, settled
 from .reports.comparison import compare
 from .result import Certificate, Plan, PricedLayout
 from .rule_prices import DEFAULT_INSIDE, Answer, reserve_price, ruled, with_inside
-from .search import Found, over_all
 from .slow_device import least_harmed, slow_assumptions
 from .spreading import spread_out
 from .stages import EQUAL
@@ -331,15 +331,16 @@ def _certificate(found: Found, words: str, best: float, cuts: Recut | None = Non
     bound, counts = min(found.lower_bound_s, found.best[0].step_time_s, best), found.counts
     any_cuts = min(found.any_cuts_bound_s, bound)
     proved = alone and np.isfinite(found.any_cuts_bound_s) and any_cuts > 0
+    optimal = best <= bound * (1.0 + EQUAL)  # no further apart than the same step priced in two ways
     return Certificate(
-        status="optimal" if best <= bound * (1.0 + EQUAL) else "feasible",
+        status="optimal" if optimal else "feasible",
         space=words,
         legal=counts.legal,
         scored=counts.scored if alone else None,
         cut_by_bound=counts.cut_by_bound if alone else None,
         cut_by_memory=counts.cut_by_memory if alone else None,
         lower_bound_s=bound or None,
-        gap=best / bound - 1.0 if bound else None,
+        gap=0.0 if optimal else best / bound - 1.0 if bound else None,
         seconds=found.seconds,
         any_cuts_lower_bound_s=any_cuts if proved else None,
         any_cuts_gap=best / any_cuts - 1.0 if proved else None,

@@ -7,7 +7,7 @@ keep few micro-batches in flight redo fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,23 +15,26 @@ import numpy as np
 from ..cost_models.lending import is_lent
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import WHOLE
-from ..cost_models.split_passes import busiest_s, by_replay
-from ..cost_models.step import CostModel, Prices
-from ..search_spaces.choices import FRAME
-from ..search_spaces.layout import ALL_LAYERS, FULL_BLOCK, NONE, Floats, Ints, Layout, LayoutTable, Problem, Recompute, Split
+from ..cost_models.split_passes import by_replay
+from ..cost_models.step import CostModel
+from ..search_spaces.layout import FULL_BLOCK, NONE, Layout, LayoutTable, Problem, Recompute, Split
 from ..search_spaces.rules import violations
 from .bounds import least_after, row_bounds_s
 from .chunk_costs import chunking_of, counts_of
-from .chunks import Chunks, best_chunks, walked
+from .chunks import Chunks, best_chunks
 from .deadline import Deadline
+from .found import Candidate, Found
 from .interrupts import stoppable
-from .search import NEAR, Candidate, Found
-from .stages import EQUAL, ROUNDING, cut_family, cutting_of, least_partitions, partitioned_exactly
+from .near_best import NearBest
+from .stages import EQUAL, least_partitions, partitioned_exactly
+from .walks import Walk, cut_freely, ends, fitting_s, split_of, with_split
 
 PROOF_SECONDS = 0.1
 """Deterministic seconds that CP-SAT may look for better ways to cut a plan's layout, and to bound them, all calls together."""
 DEPTH_SECONDS = 0.5
 """The same for the depths of its chunks, of all layouts that are kept together, where each chunk has its own."""
+SETTLED = 1e-4
+"""Share of the step that other cuts may gain at most where no pairs of moves are tried any more."""
 TIGHTENED = 3
 """Times that CP-SAT is given less memory where what it found turns out to need more than it counted."""
 DEPTHS_CHANGED = 64
@@ -69,7 +72,7 @@ def proved(model: CostModel, layout: Layout, seconds: float = PROOF_SECONDS, bou
         own_s = float(model.price_rows(rows).step_time_s[0])
         return Recut(layout, own_s, min(own_s, least_s), rounds)
     least_s = max(least_s, bound_s + model.problem.stack.step_overhead_s.value)
-    return Recut(_with_split(model, layout, best.split), best.step_s, min(best.step_s, least_s), rounds)
+    return Recut(with_split(model, layout, best.split), best.step_s, min(best.step_s, least_s), rounds)
 
 
 def _proved_cuts(model: CostModel, rows: Rows, seconds: float) -> tuple[_Priced, float, int]:
@@ -77,7 +80,7 @@ def _proved_cuts(model: CostModel, rows: Rows, seconds: float) -> tuple[_Priced,
 
     Of 1F1B the least that the stage which asks most can ask is known exactly, however large the model.
     """
-    ways = [replace(_split(rows), cuts=cuts) for cuts, _ in _ends(model, rows)]
+    ways = [replace(split_of(rows), cuts=cuts) for cuts, _ in ends(model, rows)]
     chunking = chunking_of(model, rows)
     found = best_chunks(chunking, [counts_of(chunking, way) for way in ways], seconds=seconds)
     tried = [ways[-1]] if found is None else [ways[-1], replace(ways[-1], cuts=found.cuts)]
@@ -85,7 +88,12 @@ def _proved_cuts(model: CostModel, rows: Rows, seconds: float) -> tuple[_Priced,
     exact = partitioned_exactly(model.problem, rows.table).all()
     asked_s = least_partitions(model, rows, np.full(len(rows), np.inf), model.usable_bytes).time_s[0] if exact else 0.0
     bound_s, rounds = (0.0, 0) if found is None else (found.bound_s, found.rounds)
-    return best, max(bound_s, float(asked_s)), rounds
+    bound_s = max(bound_s, float(asked_s))
+    open_s = best.step_s - model.problem.stack.step_overhead_s.value - bound_s
+    if np.isfinite(best.step_s) and open_s > SETTLED * best.step_s and not (exact or by_replay(rows)):
+        cuts, step_s = Walk(model, rows).wandered((best.split.cuts, best.step_s))
+        best = replace(best, split=replace(best.split, cuts=cuts), step_s=step_s)
+    return best, bound_s, rounds
 
 
 def _proved_by_chunk(model: CostModel, layout: Layout, rows: Rows, seconds: float, bounded: bool) -> tuple[_Priced, float, int]:
@@ -95,8 +103,8 @@ def _proved_by_chunk(model: CostModel, layout: Layout, rows: Rows, seconds: floa
     """
     extremes = [layout.model_copy(update={"recompute": depth}) for depth in ("full", "none")]
     whole, bare = (model.rows(LayoutTable.from_layouts([each])) for each in extremes)
-    own, depth = _split(rows), int(rows.depth[0])
-    split, *ways = (_redoing(replace(own, cuts=cuts), depth) for cuts in (own.cuts, *(cuts for cuts, _ in _ends(model, rows))))
+    own, depth = split_of(rows), int(rows.depth[0])
+    split, *ways = (_redoing(replace(own, cuts=cuts), depth) for cuts in (own.cuts, *(cuts for cuts, _ in ends(model, rows))))
     chunking = chunking_of(model, whole, leading=True)
     starts = [counts_of(chunking, way) for way in ways]
     unredone = [replace(each, redone=(0,) * len(each.redone)) for each in (split, ways[-1])]
@@ -168,7 +176,7 @@ def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = 
     """
     best, cuts, whole = found.best, None, False
     with stoppable() as ended:
-        for better in _moved(model, found, deadline):
+        for better in _bettered(model, found, deadline):
             best = better
         whole = not deadline.passed
         if bounded and whole:
@@ -176,56 +184,28 @@ def settled(model: CostModel, found: Found, deadline: Deadline, bounded: bool = 
     return Settled(best, cuts, whole and not ended.stopped)
 
 
-def _moved(model: CostModel, found: Found, deadline: Deadline) -> Iterator[list[Candidate]]:
-    """The best layouts of a search with ever better cuts; those that no cuts could bring among the best stay as they are."""
-    candidates = sorted(_distinct([*found.best, *found.near]), key=lambda candidate: candidate.step_time_s)
-    rows = model.rows(LayoutTable.from_layouts([candidate.layout for candidate in candidates]))
-    least_s = row_bounds_s(model, rows, least_after(model, rows))
-    by_frame = {_frame(candidate.layout): candidate for candidate in reversed(found.best)}
-    kept = len(by_frame)
-    for place, candidate in enumerate(candidates):
-        frame = _frame(candidate.layout)
-        known = by_frame.get(frame)
-        kept_s = sorted(each.step_time_s for each in by_frame.values())[kept - 1]
-        limit_s = kept_s if known is None else known.step_time_s
-        if deadline.passed or not least_s[place] < limit_s:
-            continue
-        step_s, layout = _downhill(model, rows.take(np.array([place])), candidate.layout, limit_s)
-        if step_s < limit_s * (1.0 - EQUAL) and model.price(LayoutTable.from_layouts([layout])).fits[0]:
-            by_frame[frame] = Candidate(step_s, layout)
-            yield _fastest(by_frame.values())[:kept]
-    best = _fastest(by_frame.values())[:kept]
+def _bettered(model: CostModel, found: Found, deadline: Deadline) -> Iterator[list[Candidate]]:
+    """The best layouts of a search with ever better cuts, until the deadline has passed."""
+    best, moved = found.best, NearBest(model, found).moved()
+    while not deadline.passed and (better := next(moved, None)) is not None:
+        best = better
+        yield best
+    if deadline.passed:
+        return
     for place, candidate in enumerate(best if model.problem.stack.recompute_by_chunk else ()):
         best = [*best[:place], _redone_by_chunk(model, candidate, deadline, DEPTH_SECONDS / len(best)), *best[place + 1 :]]
-        yield _fastest(best)
-
-
-def _fastest(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(candidates, key=lambda candidate: candidate.step_time_s)
+        yield sorted(best, key=lambda candidate: candidate.step_time_s)
 
 
 def _redone_by_chunk(model: CostModel, candidate: Candidate, deadline: Deadline, seconds: float) -> Candidate:
     """A layout that redoes anything with every chunk's own depth, where that is faster and legal; CP-SAT may look for `seconds`."""
     layout = candidate.layout
-    free = _cut_freely(model, layout) and redoes_by_chunk(model.problem, layout)
+    free = cut_freely(model, layout) and redoes_by_chunk(model.problem, layout)
     if deadline.passed or layout.recompute == "none" or not free:
         return candidate
     found = proved(model, layout, seconds, bounded=False)
     better = found.step_time_s < candidate.step_time_s * (1.0 - EQUAL)
     return Candidate(found.step_time_s, found.layout) if better and not violations(model.problem, found.layout) else candidate
-
-
-def _distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """The first candidate of every layout."""
-    found: list[Candidate] = []
-    for candidate in candidates:
-        if all(candidate.layout != other.layout for other in found):
-            found.append(candidate)
-    return found
-
-
-def _frame(layout: Layout) -> tuple[int, ...]:
-    return tuple(getattr(layout, name) for name in FRAME)
 
 
 def _proved_first(model: CostModel, found: list[Candidate]) -> tuple[list[Candidate], Recut | None]:
@@ -234,109 +214,12 @@ def _proved_first(model: CostModel, found: list[Candidate]) -> tuple[list[Candid
     None where stages lend each other memory, which couples their limits.
     """
     first = found[0]
-    if not _cut_freely(model, first.layout) or is_lent(model.problem, first.layout):
+    if not cut_freely(model, first.layout) or is_lent(model.problem, first.layout):
         return found, None
     proof = proved(model, first.layout)
     if proof.step_time_s < first.step_time_s * (1.0 - EQUAL):
         found = [replace(first, step_time_s=proof.step_time_s, layout=proof.layout), *found[1:]]
     return found, proof
-
-
-def _cut_freely(model: CostModel, layout: Layout) -> bool:
-    """Whether there are several ways to cut a layout."""
-    return layout.pp > 1 and model.problem.stack.cuts_freely(layout.vpp)
-
-
-def downhill(model: CostModel, layout: Layout) -> tuple[float, Layout]:
-    """The step of a layout with the cuts that single moves of blocks lead to from its own, and the layout with these.
-
-    It stays as it is where its stack cannot be told others, where it does not fit, and for 1F1B, which is cut so from the first.
-    """
-    return _downhill(model, model.rows(LayoutTable.from_layouts([layout])), layout)
-
-
-def _downhill(model: CostModel, rows: Rows, layout: Layout, limit_s: float | None = None) -> tuple[float, Layout]:
-    """The same of the one row that is the layout's; with a limit from one partition, if that can be expected to come below it."""
-    if not _cut_freely(model, layout) or partitioned_exactly(model.problem, rows.table).all():
-        return float(model.price_rows(rows).step_time_s[0]), layout
-    split, (*_, (best, step_s)) = _split(rows), _ends(model, rows, limit_s)
-    if best == split.cuts:
-        return float(model.price_rows(rows).step_time_s[0]), layout
-    return step_s, _with_split(model, layout, replace(split, cuts=best))
-
-
-def _split(rows: Rows) -> Split:
-    """How the first row is cut."""
-    return rows.table.splits[int(rows.table.split[0])]
-
-
-def _ends(model: CostModel, rows: Rows, limit_s: float | None = None) -> list[tuple[tuple[int, ...], float]]:
-    """Where single moves of blocks lead one row's cuts, fastest last, with their steps: from the fastest of its own and of the
-    search's that fits, and from those of equal work. Its own alone where none fits; with a limit the first way alone, if it begins
-    near the limit and as far as that is in reach.
-    """
-
-    def price(cuts: Ints, closed_form: bool = False) -> Floats:
-        many = rows.take(np.zeros(len(cuts), dtype=np.intp))  # no two of these share their pipeline
-        return _steps(model.price_flow(many, model.flow(many, cuts, closed_form)))
-
-    def below(cuts: Ints, limit_s: float) -> Floats:
-        if by_replay(rows):
-            return busiest_s(rows.take(np.zeros(len(cuts), dtype=np.intp)), cuts) + model.problem.stack.step_overhead_s.value
-        least_s = _fullest_s(rows, cuts) + model.problem.stack.step_overhead_s.value
-        hopeful = least_s < limit_s  # mostly few: one block more on a stage that is full already is too much
-        if hopeful.any():
-            least_s[hopeful] = price(cuts[hopeful], closed_form=True)
-        return least_s
-
-    (pp, vpp, _), own, family = rows.shape, _split(rows).cuts, cut_family(model, rows)[0]
-    starts = list(dict.fromkeys([own, *map(tuple, family.tolist())]))
-    equal, goal_s = tuple(family[0].tolist()), np.inf if limit_s is None else limit_s
-    begin_s = _fastest_starts(starts, price, below, {equal} if limit_s is None else set())
-    fastest = min(begin_s, key=begin_s.__getitem__)
-    if begin_s[fastest] > goal_s * (1.0 + NEAR):
-        return [(own, begin_s.get(own, np.inf))]
-    begun = sorted({fastest, equal if limit_s is None else fastest})
-    ends = [walked(cutting_of(model, pp, vpp), start, begin_s[start], price, below, goal_s=goal_s)[-1] for start in begun]
-    return sorted(ends, key=lambda end: -end[1]) if any(np.isfinite(step_s) for _, step_s in ends) else [(own, begin_s[own])]
-
-
-def _fastest_starts(
-    starts: Sequence[tuple[int, ...]],
-    price: Callable[[Ints], Floats],
-    below: Callable[[Ints, float], Floats],
-    others: set[tuple[int, ...]],
-) -> dict[tuple[int, ...], float]:
-    """The steps of those ways to cut that may be the fastest by what they take at least (`below`), and of some `others`."""
-    least_s = below(np.array(starts), np.inf)
-    first = int(least_s.argmin())
-    known = {starts[first]: float(price(np.array([starts[first]]))[0])}
-    left = [way for way, least in zip(starts, least_s.tolist(), strict=True) if least <= known[starts[first]] or way in others]
-    left = [way for way in left if way not in known]
-    steps = price(np.array(left)).tolist() if left else []
-    known |= dict(zip(left, steps, strict=True))
-    return {way: known[way] for way in starts if way in known}
-
-
-def _fullest_s(row: Rows, cuts: Ints) -> Floats:
-    """What the stage that works longest works in a step under cuts (n, chunks+1) of one row, a little less for rounding, (n,)
-    seconds.
-    """
-    (pp, vpp, _), pieces, at = row.shape, row.pieces, row.factor[0]
-    kinds = [(pieces.pieces[name], pieces.running[name]) for name in pieces.names]
-    work_s = np.sum([(piece.once_s + piece.back_s)[at] * running for piece, running in kinds], axis=0)
-    again_s = np.sum([piece.again_s[at] * running for piece, running in kinds], axis=0)
-    start, stop = cuts[:, :-1], cuts[:, 1:]
-    each = work_s[stop] - work_s[start] + again_s[np.minimum(start + row.redone[0], stop)] - again_s[start]
-    for name, chunk in (("embedding", 0), ("head", -1)):
-        each[:, chunk] += (pieces.pieces[name].once_s + pieces.pieces[name].back_s)[at]
-    stages = each.reshape(len(cuts), vpp, pp).sum(axis=1)
-    return np.asarray(row.column("num_microbatches")[0] * stages.max(axis=1, initial=0.0) * (1.0 - ROUNDING))
-
-
-def _steps(priced: Prices) -> Floats:
-    """Steps, infinite where they do not fit."""
-    return np.where(priced.fits, priced.step_time_s, np.inf)
 
 
 @dataclass(frozen=True)
@@ -355,7 +238,7 @@ def _priced(model: CostModel, rows: Rows, splits: Sequence[Split]) -> list[_Pric
     first = np.zeros(len(splits), dtype=np.intp)
     table = rows.table.take(first).with_splits(np.arange(len(splits)), tuple(splits))
     priced = model.price_cuts(rows.spread(table, first), np.array([split.cuts for split in splits]))
-    steps = _steps(priced).tolist()
+    steps = fitting_s(priced).tolist()
     return list(map(_Priced, splits, steps, (priced.peak_bytes - model.usable_bytes).tolist()))
 
 
@@ -372,15 +255,3 @@ def _priced_by_chunk(model: CostModel, whole: Rows, bare: Rows, splits: Sequence
 def _split_of(split: Split, found: Chunks) -> Split:
     """The split that CP-SAT found in place of another."""
     return replace(split, cuts=found.cuts, redone=tuple(found.counts[:, 1].sum(axis=0).tolist()) if split.redone else ())
-
-
-def _with_split(model: CostModel, layout: Layout, split: Split) -> Layout:
-    """The layout with its stages cut so; depths that one says for all chunks are said so."""
-    recompute, layers = layout.recompute, model.problem.model.num_layers
-    if split.redone:
-        deepest = max(split.redone)
-        alike = all(depth == min(deepest, held) for depth, held in zip(split.redone, split.counts, strict=True))
-        whole = all(depth == held for depth, held in zip(split.redone, split.counts, strict=True))
-        recompute = str(Recompute(FULL_BLOCK, 0, ALL_LAYERS if whole else deepest)) if deepest else "none"
-        split = replace(split, redone=()) if alike else split
-    return layout.model_copy(update={"recompute": recompute, "stages": split.stages(layers, recompute)})

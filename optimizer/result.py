@@ -65,16 +65,18 @@ class PricedLayout(Result):
 
 
 class Certificate(Result):
-    """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1.
+    """What was proved: legal = scored + cut_by_bound + cut_by_memory; gap = step_time / lower_bound − 1, 0 where the status is
+    `optimal`.
 
     How many met which end, and `any_cuts_lower_bound_s`, hang on where a search begins as well: a point of a sweep, which begins
     with what others found before it, tells neither, so that it is the same whatever these were.
-    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it, and there is none
-    where that was not bounded either. `beyond` says what was looked at outside the space, with the flag that searches it. `space`
-    says how each layout is cut into chunks: `status`, `lower_bound_s` and `gap` hold for these cuts, `any_cuts_lower_bound_s` and
-    `any_cuts_gap` for all layouts however they are cut, chunks redoing as many layers each. Of the plan's own layout no other cuts
-    are faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap), nor other depths of its chunks where its stack is told
-    these; `cuts_found_s` is what the plan's take, the best that is known.
+    Where the search was stopped (`feasible`), cut_by_bound also counts what it did not get to; the gap covers it, and there is
+    none where that was not bounded either. Where no layout fits under the cuts of the space and some fit under others, the best
+    of these that was found is `feasible` too, and the gap that to all cuts. `beyond` says what was looked at outside the space,
+    with the flag that searches it. `space` says how each layout is cut into chunks: `status`, `lower_bound_s` and `gap` hold
+    for these cuts, `any_cuts_lower_bound_s` and `any_cuts_gap` for all layouts however they are cut, chunks redoing as many
+    layers each. Of the plan's own layout no other cuts are faster than `cuts_lower_bound_s` (CP-SAT's bound, with its gap), nor
+    other depths of its chunks where its stack is told these; `cuts_found_s` is what the plan's take, the best that is known.
     """
 
     status: Literal["optimal", "feasible"]

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from ..search_spaces.layout import Floats, Layout
 from ..search_spaces.quantities import free_bytes
+from .found import Candidate
 from .incumbent import Setting, searched, times_s
 from .interrupts import stoppable
 from .result import Regret, Robust
 from .scenarios import Scenario, scenarios
-from .search import Candidate
 from .stages import EQUAL
 
 PER_SCENARIO = 3  # best frames of each scenario that become candidates

@@ -13,10 +13,11 @@ from ..search_spaces.enumeration import Space
 from ..search_spaces.layout import Layout, LayoutTable, Problem
 from ..search_spaces.rules import violations
 from .deadline import Deadline
+from .found import Candidate, Found
 from .incumbent import Setting
 from .interrupts import stoppable
 from .recutting import Recut, settled
-from .search import Candidate, Found, Search, unsearched
+from .search import Search, unsearched
 from .stages import EQUAL
 from .supernode_result import InsideCost, LeftOption, ReservePrice
 

@@ -9,8 +9,8 @@ what is found), cut by memory (no partition of it fits), or scored (its best par
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,9 @@ import numpy.typing as npt
 from ..cost_models.loads import Cuts
 from ..cost_models.rows import Rows
 from ..cost_models.split_passes import by_replay
-from ..cost_models.step import CostModel, same_shape
-from ..search_spaces.enumeration import Space, Works
-from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, Layout, LayoutTable, Split
-from ..search_spaces.vocabulary import V_SHAPED
+from ..cost_models.step import CostModel
+from ..search_spaces.enumeration import Space
+from ..search_spaces.layout import Bools, Floats
 from .bounds import (
     frame_bounds,
     least_after,
@@ -32,9 +31,14 @@ from .bounds import (
     work_bounds_bytes,
     work_bounds_s,
 )
+from .family_prices import fitting_family_s
+from .found import Candidate, Found, Kept
 from .interrupts import check, raised, stoppable
+from .kept_near import NEAR, KeptNear
 from .reach import reachable
-from .stages import EQUAL, Partition, cut_family, fitting_family_s, least_partitions, partitioned_exactly, refined
+from .search_rows import Batch, Wave, Ways, same_shaped
+from .squeezing import Tight
+from .stages import EQUAL, Partition, cut_family, least_partitions, partitioned_exactly, refined
 
 ROWS_PER_BATCH, ROWS_AT_MOST = 300_000, 800_000
 """Layouts of the frames whose works are bounded together, at first, and once these have set a limit that seldom falls: then what a
@@ -54,117 +58,9 @@ FRAMES_LOOKED_AT, WORKS_LOOKED_AT = 256, (1 << 9, 1 << 13)
 """Frames from the whole order, and works of theirs, a few and then more, among which a layout that fits is looked for first where
 any will do.
 """
-NEAR, NEAR_LAYOUTS = 0.05, 16
-"""By how much of the step a layout that is not cut exactly may be slower than those that are kept to be cut anew after the search,
-which gains 1 % at the mean and more than that of one in thirty, and how many are.
-"""
 ROW_WORK = 256
 """What cutting a layout into stages or replaying it costs, in works that are bounded."""
 REPLAYED_ROWS = REFINED_ROWS = 16  # rows that are replayed, or cut exactly, before the limit is looked at again
-
-
-@dataclass
-class Counts:
-    """How many layouts met which end; of a search that was stopped `cut_by_bound` holds those never looked at too."""
-
-    legal: int = 0
-    scored: int = 0
-    cut_by_bound: int = 0
-    cut_by_memory: int = 0
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One scored layout: its step time, its row and its cuts."""
-
-    step_time_s: float
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """The best layout of a frame so far: its step time, its row as a table, and where it is cut."""
-
-    step_time_s: float
-    row: LayoutTable
-    split: Split
-
-    def candidate(self, num_layers: int) -> Candidate:
-        """The layout itself, with its stages."""
-        layout = self.row.layout(0, num_layers)
-        return Candidate(self.step_time_s, layout.model_copy(update={"stages": self.split.stages(num_layers, layout.recompute)}))
-
-
-@dataclass(frozen=True)
-class _Wave:
-    """Some rows that are scored together: their frames, and the least work after the pipeline per work in it (`bounds`)."""
-
-    rows: Rows
-    frame: npt.NDArray[np.intp]
-    after: Floats
-
-    def take(self, members: npt.NDArray[np.intp]) -> _Wave:
-        return _Wave(self.rows.take(members), self.frame[members], self.after[members])
-
-
-@dataclass(frozen=True)
-class _Ways:
-    """Ways to cut some rows, an array (ways, chunks+1) each, and what each way takes at least, (n, most ways), infinite where it
-    does not fit or there are fewer.
-    """
-
-    below_s: Floats
-    cuts: npt.NDArray[np.object_]
-
-    def take(self, members: npt.NDArray[np.intp]) -> _Ways:
-        return _Ways(self.below_s[members], self.cuts[members])
-
-    def with_rows(self, members: npt.NDArray[np.intp], below_s: Floats, family: Cuts) -> _Ways:
-        """With some rows of one shape, of which each has its own `family` (n, ways, chunks+1)."""
-        more = max(0, below_s.shape[1] - self.below_s.shape[1])
-        padded = np.pad(self.below_s, ((0, 0), (0, more)), constant_values=np.inf)
-        padded[members[:, None], np.arange(below_s.shape[1])] = below_s
-        for row, own in zip(members.tolist(), family, strict=True):
-            self.cuts[row] = own
-        return _Ways(padded, self.cuts)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Works of some frames, with their rows, frames and bounds, best first; `end` is how many frames have been looked at then.
-
-    `bound` holds for the cuts that the search gives a work, `any_cuts_bound` for all.
-    """
-
-    works: Works
-    rows: Rows
-    frame: npt.NDArray[np.intp]
-    bound: Floats
-    any_cuts_bound: Floats
-    end: int
-
-    def take(self, members: npt.NDArray[np.intp] | slice) -> _Batch:
-        rows = np.arange(len(self.bound))[members]
-        works, taken, frame = self.works.take(rows), self.rows.take(rows), self.frame[rows]
-        return _Batch(works, taken, frame, self.bound[rows], self.any_cuts_bound[rows], self.end)
-
-
-@dataclass
-class Found:
-    """Best layouts by frame, best first; what was proved on the way."""
-
-    best: list[Candidate] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
-    lower_bound_s: float = np.inf
-    complete: bool = True
-    seconds: float = 0.0
-    frames: int = 0
-    any_cuts_bound_s: float = np.inf
-    """What no layout can beat however it is cut, where `lower_bound_s` holds for the cuts that the search gives each."""
-    frames_bound_s: float = 0.0
-    """What none can beat that fits however much it redoes besides; 0 where no frame was looked at."""
-    near: list[Candidate] = field(default_factory=list)
-    """Layouts a little slower than the best, one for each frame, vpp and micro-batch: cut in other ways they may be faster."""
 
 
 class Search:
@@ -190,12 +86,13 @@ class Search:
         self._begun = time.monotonic()
         self._deadline = np.inf if time_limit_s is None else self._begun + time_limit_s
         self._work, self._work_limit = 0, work_limit
-        self._best: dict[int, _Kept] = {}
+        self._best: dict[int, Kept] = {}
         self._ceiling_s = ceiling_s
         self._frame_limit_s = np.full(len(space.frames), ceiling_s)
         self._works_per_wave = self._rows_per_wave = WAVE_AT_FIRST if np.isinf(ceiling_s) else WAVE_BELOW
-        self._near: dict[tuple[int, ...], list[tuple[float, _Kept]]] = {}
+        self._near = KeptNear()
         self._any_cuts_s = np.inf
+        self._tight = Tight(model)
         self._looked = False
         self._any_will_do = False
 
@@ -233,6 +130,7 @@ class Search:
         batches = self._batches(order, self.space.layouts_per_frame, bound)
         while not self._best and (batch := next(batches, None)) is not None:
             self._score_works(batch)
+        self._squeeze()
         return bool(self._best)
 
     def _score_roomy(self, frames: npt.NDArray[np.intp], most: int) -> None:
@@ -243,7 +141,7 @@ class Search:
         table, of_work = self.space.layouts_of(works)
         rows, frame = self.model.rows(works.table).spread(table, of_work), frames[works.frame][of_work]
         fits = np.nonzero(row_bounds_bytes(self.model, rows) <= self.model.usable_bytes)[0]
-        wave = _Wave(rows.take(fits), frame[fits], np.zeros(len(fits)))
+        wave = Wave(rows.take(fits), frame[fits], np.zeros(len(fits)))
         roomy = wave.take(self._reaching(wave))
         for first in range(0, len(roomy.frame), REFINED_ROWS):
             if self._best or self.out_of_time:
@@ -265,13 +163,16 @@ class Search:
     def end(self, complete: bool, open_bound_s: float) -> Found:
         """What was found; `open_bound_s` is the least bound of what was not looked at."""
         found, counts = self.found, self.found.counts
+        squeezed = self._squeeze()
         counts.cut_by_bound = counts.legal - counts.scored - counts.cut_by_memory
         found.best, found.complete = self.best, complete
         best_s = found.best[0].step_time_s if found.best else np.inf
         found.lower_bound_s = best_s if complete else min(best_s, open_bound_s)
         found.any_cuts_bound_s = min(found.lower_bound_s, self._any_cuts_s)
+        if squeezed:  # none fits under the cuts that the space has: not all that may fit were cut otherwise
+            found.lower_bound_s = found.any_cuts_bound_s
         num_layers = self.model.problem.model.num_layers
-        found.near = [each.candidate(num_layers) for each in self._nearest()]
+        found.near = [each.candidate(num_layers) for each in self._near.nearest(self.limit_s, self._frame_limit_s)]
         found.seconds = time.monotonic() - self._begun
         return found
 
@@ -317,7 +218,7 @@ class Search:
         """Step time that a layout has to beat, by its frame: the frame's own best, or the worst that is kept, (n,)."""
         return np.asarray(np.minimum(self._frame_limit_s[frame], self.limit_s))
 
-    def _batches(self, order: npt.NDArray[np.intp], per_frame: npt.NDArray[np.int64], bound: Floats) -> Iterator[_Batch]:
+    def _batches(self, order: npt.NDArray[np.intp], per_frame: npt.NDArray[np.int64], bound: Floats) -> Iterator[Batch]:
         """The frames in their order, as many together as fit in a batch and may still win; ends where none can."""
         begin, size = 0, ROWS_PER_BATCH
         while begin < len(order) and bound[order[begin]] < self.limit_s and not self.out_of_time:
@@ -328,7 +229,7 @@ class Search:
             yield self._promising(order[begin:end], end)
             begin, size = end, ROWS_AT_MOST
 
-    def _promising(self, frames: npt.NDArray[np.intp], end: int) -> _Batch:
+    def _promising(self, frames: npt.NDArray[np.intp], end: int) -> Batch:
         """The works of some frames that can still win and may fit, best bound first; the rest is cut and counted."""
         works = self.space.works(frames)
         self._work += len(works.frame)
@@ -340,9 +241,9 @@ class Search:
         self.found.counts.cut_by_memory += int(works.stands_for[left[~fits]].sum())
         left = left[fits]
         left = left[np.argsort(bound[left], kind="stable")]
-        return _Batch(works, rows, frame, bound, bound, end).take(left)
+        return Batch(works, rows, frame, bound, bound, end).take(left)
 
-    def _score_works(self, batch: _Batch) -> None:
+    def _score_works(self, batch: Batch) -> None:
         """Scores the layouts of a batch that can still win: of a sample of its works first, which spares most of the others."""
         count = len(batch.bound)
         sampled = np.zeros(count, dtype=bool)
@@ -352,7 +253,7 @@ class Search:
                 self._score_hopeful(self._hopeful(self._winning(batch.take(some))))
         self._looked = True
 
-    def _hopeful(self, batch: _Batch) -> _Batch:
+    def _hopeful(self, batch: Batch) -> Batch:
         """Those of the works that can still win in one of the ways they are cut, where not exactly, best bound first."""
         ruled = np.nonzero(~partitioned_exactly(self.model.problem, batch.works.table))[0]
         bound = batch.bound.copy()
@@ -360,13 +261,13 @@ class Search:
         left = self._winning(replace(batch, bound=bound))
         return left.take(np.argsort(left.bound, kind="stable"))
 
-    def _winning(self, batch: _Batch) -> _Batch:
+    def _winning(self, batch: Batch) -> Batch:
         """Those of the works that can still win; what the others would do under other cuts stays open."""
         wins = batch.bound < self._limits_s(batch.frame)
         self._leave_open(batch.any_cuts_bound[~wins])
         return batch.take(np.nonzero(wins)[0])
 
-    def _score_hopeful(self, left: _Batch) -> None:
+    def _score_hopeful(self, left: Batch) -> None:
         """Scores the layouts of some works, the most promising first."""
         while len(left.bound) and not self.out_of_time:
             left = self._winning(left)
@@ -375,7 +276,7 @@ class Search:
             self._looked = True
             self._works_per_wave = min(2 * self._works_per_wave, WORKS_PER_WAVE)
 
-    def _layouts_of(self, batch: _Batch) -> tuple[Rows, npt.NDArray[np.intp]]:
+    def _layouts_of(self, batch: Batch) -> tuple[Rows, npt.NDArray[np.intp]]:
         """Every layout of the works, and its frame."""
         table, of_work = self.space.layouts_of(batch.works)
         return batch.rows.spread(table, of_work), batch.frame[of_work]
@@ -393,20 +294,20 @@ class Search:
         exact = partitioned_exactly(self.model.problem, rows.table)
         ruled, some = np.nonzero(fits & ~exact)[0], np.nonzero(fits & exact)[0]
         self._leave_open(bound[fits & (~exact | (rows.lent > 0))])  # what a partner lends is taken to be as its own
-        self._replay(_Wave(rows, frame, after).take(ruled), bound[ruled])
+        self._replay(Wave(rows, frame, after).take(ruled), bound[ruled])
         while len(some) and not self.out_of_time:
             now, some = some[: self._rows_per_wave], some[self._rows_per_wave :]
             now = now[bound[now] < self._limits_s(frame[now])]
-            self._score(_Wave(rows, frame, after).take(now))
+            self._score(Wave(rows, frame, after).take(now))
             self._rows_per_wave = min(2 * self._rows_per_wave, ROWS_PER_WAVE)
 
-    def _score(self, wave: _Wave) -> None:
+    def _score(self, wave: Wave) -> None:
         """Cuts 1F1B rows into stages, prices them and keeps the best of each frame."""
         self._work += ROW_WORK * len(wave.frame)
-        groups = _groups(wave.rows.known().table, self._reaching(wave), depth=True)
+        groups = same_shaped(wave.rows.known().table, self._reaching(wave), depth=True)
         self._refine([self._least(wave.take(group)) for group in groups])
 
-    def _reaching(self, wave: _Wave) -> npt.NDArray[np.intp]:
+    def _reaching(self, wave: Wave) -> npt.NDArray[np.intp]:
         """Those of the rows whose blocks can be dealt to stages within memory and within their limit's work.
 
         A row without a limit that they cannot be dealt to is cut by memory.
@@ -417,7 +318,7 @@ class Search:
         self._cut_by_memory(wave.rows, ~fits & np.isinf(limits_s))
         return np.nonzero(fits)[0]
 
-    def _least(self, part: _Wave) -> tuple[_Wave, Partition]:
+    def _least(self, part: Wave) -> tuple[Wave, Partition]:
         """Those of the rows that some partition keeps under their limit for all that single stages ask, and that partition."""
         limits_s = self._partition_limits_s(part.frame)
         least = least_partitions(self.model, part.rows, limits_s, self.model.usable_bytes)
@@ -425,7 +326,7 @@ class Search:
         self._cut_by_memory(part.rows, ~found & ~np.isfinite(limits_s))
         return part.take(np.nonzero(found)[0]), least.take(np.nonzero(found)[0])
 
-    def _refine(self, waiting: list[tuple[_Wave, Partition]]) -> None:
+    def _refine(self, waiting: list[tuple[Wave, Partition]]) -> None:
         """Best partition of each row, kept where it beats its limit: first those of which the least is asked."""
         sizes = [len(least.time_s) for _, least in waiting]
         group, row = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(0), *(np.arange(size) for size in sizes)])
@@ -456,58 +357,28 @@ class Search:
         """
         return self._limits_s(frame) * (1.0 + EQUAL) - self._overhead_s
 
-    def _replay(self, wave: _Wave, bound: Floats) -> None:
+    def _replay(self, wave: Wave, bound: Floats) -> None:
         """Rows that are not cut exactly, with what no cuts of theirs beat: priced from below first, replayed only while that can
         still win.
         """
         ways = self._priced_below(wave.rows.known(), wave.after)
         below = ways.below_s.min(axis=1)
-        self._cut_by_memory(wave.rows, np.isinf(below))
-        self._note_near(wave, bound, ways)
+        self._cut_tight(wave, bound, np.isinf(below))
+        self._near.note(wave, bound, ways, self.limit_s)
         order = np.argsort(below, kind="stable")
         while len(order):
             limits_s = self._limits_s(wave.frame[order]) * (1.0 + EQUAL)  # a row that set its own limit is scored like any other
             order = order[below[order] < np.minimum(limits_s, np.finfo(float).max)]
             now, order = order[:REPLAYED_ROWS], order[REPLAYED_ROWS:]
-            for some in _groups(wave.rows.table, now, depth=False):
-                self._replay_some(wave.take(some), ways.take(some))
+            for some in same_shaped(wave.rows.table, now, depth=False):
+                self._replay_some(wave.take(some), bound[some], ways.take(some))
             if self._late:
                 break
 
-    def _note_near(self, wave: _Wave, bound: Floats, ways: _Ways) -> None:
-        """Remembers the rows of each frame, vpp, micro-batch and rank order that are not much slower than the limit: the fastest,
-        and slower ones that still may win, by their bound, where it no longer may.
-        """
-        table, below = wave.rows.table, ways.below_s.min(axis=1)
-        near = np.nonzero(below < np.minimum(self.limit_s * (1.0 + NEAR), np.finfo(float).max))[0]
-        near = near[np.lexsort((bound[near], below[near]))]
-        told_apart = (wave.frame, table.vpp, table.micro_batch, table.rank_order)
-        keys = zip(*(column[near].tolist() for column in told_apart), strict=True)
-        for row, key, least_s, below_s in zip(near.tolist(), keys, bound[near].tolist(), below[near].tolist(), strict=True):
-            known = self._near.setdefault(key, [])
-            if all(least_s < other_s or below_s < kept.step_time_s for other_s, kept in known):
-                known.append((least_s, self._kept(wave, row, ways.cuts[row][ways.below_s[row].argmin()], below_s)))
-
-    def _nearest(self) -> list[_Kept]:
-        """The fastest of what is remembered that may still win with other cuts: whatever the limit was on the way."""
-        limit_s, found = self.limit_s, []
-        for key, known in self._near.items():
-            frame_limit_s = min(limit_s, float(self._frame_limit_s[key[0]]))
-            hopeful = [kept for least_s, kept in known if least_s < frame_limit_s and kept.step_time_s <= limit_s * (1.0 + NEAR)]
-            if hopeful:
-                found.append((key, min(hopeful, key=lambda kept: kept.step_time_s)))
-        return [kept for _, kept in sorted(found, key=lambda each: (each[1].step_time_s, each[0]))[:NEAR_LAYOUTS]]
-
-    def _kept(self, wave: _Wave, row: int, cuts: Ints, step_time_s: float) -> _Kept:
-        table = wave.rows.table
-        folded = SCHEDULES[int(table.schedule[row])] in V_SHAPED
-        split = Split(int(table.pp[row]), int(table.vpp[row]), tuple(cuts.tolist()), folded)
-        return _Kept(step_time_s, table.take(np.array([row])), split)
-
-    def _priced_below(self, rows: Rows, after: Floats) -> _Ways:
+    def _priced_below(self, rows: Rows, after: Floats) -> Ways:
         """Every row's ways to be cut, with their step times from below, infinite where they do not fit."""
-        found = _Ways(np.full((len(rows), 1), np.inf), np.empty(len(rows), dtype=object))
-        for members in _groups(rows.table, np.arange(len(rows)), depth=False):
+        found = Ways(np.full((len(rows), 1), np.inf), np.empty(len(rows), dtype=object))
+        for members in same_shaped(rows.table, np.arange(len(rows)), depth=False):
             for begin in range(0, len(members), ROWS_PER_WAVE):
                 some = members[begin : begin + ROWS_PER_WAVE]
                 part = rows.take(some)
@@ -516,11 +387,11 @@ class Search:
                     least_s = np.maximum(ruled_bounds_s(self.model, part), row_bounds_s(self.model, part, after[some]))
                     below_s = np.broadcast_to(least_s[:, None], family.shape[:2])
                 else:
-                    below_s = fitting_family_s(self.model, part, family)
+                    below_s = fitting_family_s(self.model, part, family, self.limit_s * (1.0 + NEAR))
                 found = found.with_rows(some, below_s, family)
         return found
 
-    def _replay_some(self, part: _Wave, ways: _Ways) -> None:
+    def _replay_some(self, part: Wave, bound: Floats, ways: Ways) -> None:
         """Prices rows of one shape under those of their ways that can still win, counts them, and keeps the best of each frame."""
         limits_s = self._limits_s(part.frame) * (1.0 + EQUAL)
         row, way = np.nonzero(ways.below_s < np.minimum(limits_s, np.finfo(float).max)[:, None])
@@ -535,7 +406,7 @@ class Search:
         best_s = step_time_s[np.arange(len(best)), best]
         fits, tried = np.isfinite(best_s), np.bincount(row, minlength=len(best)) == np.isfinite(ways.below_s).sum(axis=1)
         self.found.counts.scored += int(fits.sum())
-        self._cut_by_memory(part.rows, tried & ~fits)
+        self._cut_tight(part, bound, tried & ~fits)
         self._keep(part, np.stack([cuts[which] for cuts, which in zip(ways.cuts, best, strict=True)]), best_s)
 
     def _cut_by_memory(self, rows: Rows, cut: Bools) -> None:
@@ -543,11 +414,36 @@ class Search:
         if cut.any():
             self.found.counts.cut_by_memory += int(self.space.variants(rows.table.take(cut)).sum())
 
+    def _cut_tight(self, wave: Wave, bound: Floats, cut: Bools) -> None:
+        """Counts rows that fit under no cuts that are looked at, and sets those apart that may under others."""
+        self._cut_by_memory(wave.rows, cut)
+        some = np.nonzero(cut & (bound < self._limits_s(wave.frame)))[0]
+        if len(some):
+            self._tight.add(wave.rows.take(some), wave.frame[some], bound[some])
+
+    def _squeeze(self) -> bool:
+        """Cuts rows that are set apart so that they fit, where they may still win, and tells whether no others do.
+
+        Beside others they are near the best: which of these are the fastest shows when both are cut anew.
+        """
+        alone = not self._best
+        for part in self._tight.squeezed(self._limits_s):
+            wave, each = Wave(part.rows, part.frame, np.zeros(len(part.frame))), np.empty(len(part.frame), dtype=object)
+            each[:] = list(part.cuts[:, None])
+            ways = Ways(part.step_s[:, None], each)
+            self.found.counts.cut_by_memory -= int(self.space.variants(part.rows.table).sum())
+            if alone:
+                self._replay_some(wave, part.bound, ways)
+            self._near.note(wave, part.bound, ways, self.limit_s)
+            if self.out_of_time:
+                break
+        return alone and bool(self._best)
+
     @property
     def _overhead_s(self) -> float:
         return self.model.problem.stack.step_overhead_s.value
 
-    def _keep(self, part: _Wave, cuts: Cuts, step_time_s: Floats) -> None:
+    def _keep(self, part: Wave, cuts: Cuts, step_time_s: Floats) -> None:
         """Keeps the best row of each frame where it beats the frame's own; infinite times stand for rows that do not fit."""
         better = np.nonzero(step_time_s * (1.0 + EQUAL) < self._frame_limit_s[part.frame])[0]
         better = better[np.argsort(step_time_s[better], kind="stable")]
@@ -555,7 +451,7 @@ class Search:
         for row in better[first].tolist():
             frame, seconds = int(part.frame[row]), float(step_time_s[row])
             self._frame_limit_s[frame] = seconds
-            self._best[frame] = self._kept(part, row, cuts[row], seconds)
+            self._best[frame] = part.kept(row, cuts[row], seconds)
 
 
 def unsearched(space: Space, model: CostModel) -> Found:
@@ -567,24 +463,6 @@ def unsearched(space: Space, model: CostModel) -> Found:
         search.begin()
     search.end(False, search.found.frames_bound_s)
     return search.found
-
-
-def over_all(best: Found, searched: Sequence[Found]) -> Found:
-    """The best layouts of one of some spaces with what the searches of all prove."""
-    complete = all(each.complete for each in searched)
-    return replace(
-        best,
-        complete=complete,
-        lower_bound_s=best.best[0].step_time_s if complete else min(each.lower_bound_s for each in searched),
-        any_cuts_bound_s=min(each.any_cuts_bound_s for each in searched),
-        frames_bound_s=min(each.frames_bound_s for each in searched),
-    )
-
-
-def _groups(table: LayoutTable, members: npt.NDArray[np.intp], depth: bool) -> Iterator[npt.NDArray[np.intp]]:
-    """Members that share pp, vpp and schedule (and the recompute depth)."""
-    if len(members):
-        yield from (members[group] for group in same_shape(table.take(members), depth))
 
 
 def _spread(order: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:

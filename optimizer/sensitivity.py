@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..cost_models.memory import GIB
 from ..search_spaces.layout import Layout
 from .changes import (
-    GIB,
     Change,
     faster_compute,
     faster_level,
@@ -24,11 +24,11 @@ from .changes import (
     more_memory,
     slower_levels,
 )
+from .found import Candidate
 from .incumbent import Setting, fastest, re_cut, same_choice
 from .interrupts import stoppable
 from .pareto import device_unit
 from .result import Sensitivity, Threshold, WhatIf
-from .search import Candidate
 
 MEMORY_RANGE_GIB = 16.0
 RATE_RANGE = (0.25, 4.0)

@@ -17,7 +17,7 @@ from ..cost_models.pipeline import stage_ends_s
 from ..cost_models.profile import Profile
 from ..cost_models.schedules import group_size, usual_schedule
 from ..cost_models.step import CostModel
-from ..cost_models.timeline import Work, replayed
+from ..cost_models.timeline import Work, stages_done_s
 from ..search_spaces.choices import FRAME
 from ..search_spaces.layout import Floats, Layout, LayoutTable, Problem
 from .ranks import placement
@@ -94,7 +94,7 @@ def waiting(slow: Problem, spared: Problem, profile: Profile, priced: PricedLayo
         stack, m = spared.stack, layout.num_microbatches
         schedule = usual_schedule(layout.schedule, layout.pp, layout.vpp, m, stack.split_backward, stack.microbatch_group)
         passes = Work(mixed.forward_s[place.stage], mixed.backward_s[place.stage])
-        ends = np.broadcast_to(replayed(schedule, passes, mixed.p2p_s).stage_end_s, mixed.reduced_s.shape)
+        ends = np.broadcast_to(stages_done_s(schedule, passes, mixed.p2p_s), mixed.reduced_s.shape)
         changed["simulated_step_time_s"] = float(mixed.steps_s(ends)[place.stage])
     return priced.model_copy(update={**slower, **changed}), place
 

@@ -14,11 +14,11 @@ import numpy as np
 from ..search_spaces.degraded import spreads
 from ..search_spaces.layout import Problem
 from .deadline import Deadline
+from .found import Found, over_all
 from .incumbent import Setting
 from .known_best import KnownBest
-from .leftover import fuller, on, option_of, words_of
+from .leftover import Way, fuller, on, option_of, words_of
 from .rule_prices import Answer, faster
-from .search import Found, over_all
 from .stages import EQUAL
 
 
@@ -38,7 +38,8 @@ def spread_out(
     """
     problem, best = setting.problem, answer
     ways = [on(problem, *each) for each in spreads(problem.cluster, problem.devices)]
-    options = [option_of(words_of(problem), problem, problem.devices, answer.found.best, complete=answer.found.complete)]
+    first, legal = answer.found, answer.found.counts.legal > 0
+    options = [option_of(words_of(problem), problem, problem.devices, first.best, complete=first.complete, legal=legal)]
     searched = [answer.found]
     for tried, other in enumerate(ways[1:], start=1):
         limit_s = deadline.share_s(len(ways) - tried + 1)
@@ -46,12 +47,13 @@ def spread_out(
         searched.append(found)
         again = finished(other, found) if found.best else answer
         best_there = again.found.best if found.best else ()
-        option = option_of(words_of(other), other, problem.devices, best_there, beaten=True, complete=found.complete)
+        known_of = {"beaten": True, "complete": found.complete, "legal": found.counts.legal > 0}
+        option = option_of(words_of(other), other, problem.devices, best_there, **known_of)
         faster_one = _step_s(again) < _step_s(best)
         best, options = (again, [option, *options]) if faster_one else (best, [*options, option])
     if not best.found.best:
         return best
-    more = fuller(ways, setting.profile, options, problem.devices, deadline, progress)
+    more = fuller([Way(words_of(way), way) for way in ways], setting.profile, options, problem.devices, deadline, progress)
     return replace(best, found=over_all(best.found, searched), options=(*options, *more))
 
 

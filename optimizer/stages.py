@@ -19,13 +19,13 @@ from ..cost_models.loads import Cuts, Loads
 from ..cost_models.pieces import Pieces
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import INTERLEAVED, MIRRORED
-from ..cost_models.stage_times import Flow, Kept
-from ..cost_models.step import CostModel, Prices, moved_share
+from ..cost_models.stage_times import Kept
+from ..cost_models.step import CostModel, moved_share
 from ..search_spaces.cutting import Cutting
 from ..search_spaces.layout import SCHEDULES, Bools, Floats, Ints, LayoutTable, Problem
 from ..search_spaces.quantities import led_layers
-from ..search_spaces.row_keys import distinct_rows, varying
-from .families import layer_cuts
+from .families import end_cuts, layer_cuts
+from .family_prices import price_family
 from .known_cuts import KnownCuts
 from .mirrored import fitting_cuts, mirrored_cuts
 
@@ -233,12 +233,16 @@ def roomy_family(model: CostModel, rows: Rows) -> Cuts:
 def cut_rules(model: CostModel, rows: Rows) -> tuple[Cuts, Cuts]:
     """The same as the first way of each row, (n, pp·vpp+1), and those that are all rows', (ways−1, pp·vpp+1).
 
-    One way for stacks that cannot be told any: equal chunks; else that of equal work, and for interleaved chunks `layer_cuts`.
+    One way for stacks that cannot be told any: equal chunks; all `end_cuts` for those that are told of the first and last stage;
+    else that of equal work, and for interleaved chunks `layer_cuts`.
     """
     pp, vpp, schedule = rows.shape
-    none = np.empty((0, pp * vpp + 1), dtype=np.int64)
-    if not model.problem.stack.cuts_freely(vpp):
-        return np.tile(even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp), (len(rows), 1)), none
+    none, stack = np.empty((0, pp * vpp + 1), dtype=np.int64), model.problem.stack
+    if not stack.cuts_freely(vpp):
+        even = even_cuts(len(model.blocks), model.layers.heads - 1, pp * vpp)[None]
+        ends = end_cuts(cutting_of(model, pp, vpp)) if stack.sets_ends_apart and schedule not in MIRRORED else none
+        first, *_ = ways = ends if len(ends) else even
+        return np.tile(first, (len(rows), 1)), np.asarray(ways[1:])
     return balanced_cuts(model, rows, pp * vpp), layer_cuts(cutting_of(model, pp, vpp)) if schedule == INTERLEAVED else none
 
 
@@ -279,32 +283,6 @@ def _fastest_of(model: CostModel, rows: Rows, family: Cuts, ceilings_bytes: Sequ
         better = step_s < best_s[hopeful] * (1.0 - EQUAL)
         best_s[hopeful[better]], chosen[hopeful[better]] = step_s[better], way[hopeful[better]]
     return np.asarray(family[each, chosen])
-
-
-def price_family(model: CostModel, rows: Rows, family: Cuts) -> Prices:
-    """Every row under every way of its family (n, ways, ·), timed from below where there is a closed form, (n·ways,)."""
-    every, flow, place = _family_flow(model, rows, family)
-    return model.price_flow(every, flow.take(place))
-
-
-def fitting_family_s(model: CostModel, rows: Rows, family: Cuts) -> Floats:
-    """The steps of `price_family` as (n, ways), infinite for ways that do not fit, which are not timed: mostly the most."""
-    every, flow, place = _family_flow(model, rows, family)
-    load = flow.load.take(place)
-    away = model.away_bytes(every, load).max(axis=1) <= model.host_limit_bytes
-    fits = np.nonzero(away & (model.stage_bytes(every, load).max(axis=1) <= model.usable_bytes))[0]
-    found = np.full(len(place), np.inf)
-    if len(fits):
-        found[fits] = model.price_flow(every.take(fits), flow.take(place[fits])).step_time_s
-    return found.reshape(family.shape[:2])
-
-
-def _family_flow(model: CostModel, rows: Rows, family: Cuts) -> tuple[Rows, Flow, Ints]:
-    """Every row once for each of its ways, the pipelines of those that are not alike, and which is whose, (n·ways,)."""
-    n, ways, width = family.shape
-    works, work = distinct_rows([*rows.work_columns, *varying(family.reshape(n, -1))])
-    flow = model.flow(rows.take(np.repeat(works, ways)), family[works].reshape(-1, width), closed_form=True)
-    return rows.take(np.repeat(np.arange(n), ways)), flow, (work[:, None] * ways + np.arange(ways)).ravel()
 
 
 def partitioned_exactly(problem: Problem, table: LayoutTable) -> Bools:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 INTERRUPTED = 130
@@ -53,8 +54,14 @@ def say(sentence: str) -> None:
     print(prefix + " ".join(head.split()) + ("\n" + example if example else ""), file=sys.stderr)
 
 
-def interrupted() -> int:
+def interrupted(arguments: Sequence[str] | None) -> int:
+    """Says that a command was interrupted before it had anything to tell, where the arguments ask for JSON as a document too."""
     say("interrupted")
+    if "--json" in (sys.argv[1:] if arguments is None else arguments) and sys.stdout is not None:
+        try:
+            print('{\n  "error": "interrupted",\n  "reasons": ["nothing was found by then"]\n}', flush=True)
+        except OSError:
+            drop_output()
     return INTERRUPTED
 
 

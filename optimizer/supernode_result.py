@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 from ..search_spaces.layout import Layout
@@ -50,7 +52,8 @@ class LeftOption(Record):
 
     No figures where nothing fits, or where it was searched only for what is faster than others and is `beaten`; unless it was
     searched to its end, `complete`, there may be more. With a slow device in it the step is that with the device where it does the
-    least harm, `slow`. Only layouts that use `least_used` devices or more were looked at.
+    least harm, `slow`. Only layouts that use `least_used` devices or more were looked at. `forbidden`: which rules leave no layout
+    that is legal.
     """
 
     words: str
@@ -64,6 +67,7 @@ class LeftOption(Record):
     beaten: bool = False
     complete: bool = True
     least_used: int = 0
+    forbidden: tuple[str, ...] = ()
 
     @property
     def in_supernodes(self) -> tuple[int, ...]:
@@ -104,11 +108,15 @@ class DevicesLeft(Record):
 
 
 class StepAt(Record):
-    """The layout's step time if the fullest rank receives `imbalance` times the mean; `of` says whose imbalance it is."""
+    """The layout's step time if the fullest rank receives `imbalance` times the mean; `of` says whose imbalance it is.
+
+    `memory_verdict`: whether the fullest stage fits then.
+    """
 
     imbalance: float
     step_time_s: float
     of: str = ""
+    memory_verdict: Literal["fits", "unsure", "oom"]
 
 
 class CheckpointTraffic(Record):

@@ -87,11 +87,11 @@ def _decided_by(problem: Problem, best: PricedLayout, other: PricedLayout) -> st
     name = max(deltas, key=lambda term: abs(deltas[term]), default="")
     both = "run both for 20 steps"
     if not name or abs(deltas[name]) < WORTH * best.step_time_s:
-        return f"no term differs by more than {WORTH:.1%} of the step: {both}"
+        return f"no term differs by more than {100 * WORTH:.1f} % of the step: {both}"
     larger = other if deltas[name] > 0 else best
     what = _measurement(problem, name, larger)
     share = abs(deltas[name]) / best.step_time_s
-    return f"{name} differs most ({share:.1%} of the step): {f'measure {what}, or {both}' if what else both}"
+    return f"{name} differs most ({100 * share:.1f} % of the step): {f'measure {what}, or {both}' if what else both}"
 
 
 def _measurement(problem: Problem, term: str, priced: PricedLayout) -> str:

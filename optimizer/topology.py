@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..cost_models.memory import GIB
 from ..search_spaces.groups import DIMENSIONS, unit_of
 from ..search_spaces.layout import Ints, Problem
 from .ranks import groups, placement, server_place
 from .result import PricedLayout
-
-GIB = 2.0**30
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..cost_models.calibration import Calibration, fit_pairs
 from ..cost_models.details import model_flops
-from ..cost_models.many_runs import LEAST_NOISE
+from ..cost_models.intervals import REPEATS
 from ..cost_models.memory import GIB
 from ..cost_models.profile import Profile, load_profile
 from ..cost_models.run_layouts import Job
@@ -36,9 +36,10 @@ from .deadline import NEVER
 from .evaluation import price_layout
 from .explain import explain_infeasible
 from .forecast import Ledger, forecast
+from .found import Counts, Found
 from .recutting import settled
 from .result import Certificate, Plan
-from .search import Counts, Found, Search
+from .search import Search
 from .stages import default_cuts
 from .tuning_study import Proposal, Subject, TuningStudy, layout_key
 
@@ -47,7 +48,7 @@ NEIGHBOURS = 64  # of all of them, the fastest predicted
 CALIBRATED_FROM = 3
 """Runs from which proposals rest on calibrated figures: one or two tell what layouts are off by together, which `forecast` learns
 too, but not which of the figures is to blame (replayed on published runs, results/tune)."""
-STOP = LEAST_NOISE
+STOP = REPEATS
 """A run that is expected to gain less than what repeats of one run differ by cannot show its gain."""
 LONGEST_STEP_S = 7 * 86400.0  # beyond it a number is a slip
 LEAST_TO_STOP = 3  # results before that, replayed on published runs, left 2.4 % to gain where three left 1 %
@@ -69,13 +70,14 @@ class Lessons:
     """What told runs say: figures of the stack, measured over predicted peaks, and how full a device may be predicted to get.
 
     `calibration` is None before the first run; `profile` holds its figures from CALIBRATED_FROM runs on. `peak_factor` multiplies
-    predicted peaks; `limit_bytes` is the largest that is proposed, before that factor.
+    predicted peaks; `limit_bytes` is the largest that is proposed, before that factor, and `out_bytes` the least that ran out.
     """
 
     profile: Profile
     calibration: Calibration | None
     peak_factor: float
     limit_bytes: float
+    out_bytes: float
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ def learn(subject: Subject, proposals: Sequence[Proposal]) -> Lessons:
     ratios = [p.measured_gib / p.predicted_gib for p in ran if p.measured_gib]
     factor = float(np.median(ratios)) if ratios else 1.0
     out = [p.predicted_gib * GIB for p in proposals if p.state == "out of memory"]
-    return Lessons(profile, calibration, factor, limit_bytes(problem, factor, [p.predicted_gib * GIB for p in ran], out))
+    limit = limit_bytes(problem, factor, [p.predicted_gib * GIB for p in ran], out)
+    return Lessons(profile, calibration, factor, limit, min(out, default=math.inf))
 
 
 def limit_bytes(problem: Problem, peak_factor: float, ran: Sequence[float], out_of_memory: Sequence[float]) -> float:

@@ -109,9 +109,9 @@ class TuningStudy:
 
     @_storage_told
     def proposals(self) -> list[Proposal]:
-        """All that count, in order: of several of one layout the earliest, unless that was abandoned."""
+        """All that count, in order and numbered so: of several of one layout the earliest, unless that was abandoned."""
         attributes = self._study.user_attrs
-        return [_proposal(trial, attributes.get(_correction(trial.number))) for trial in self._valid()]
+        return [_proposal(place, trial, attributes.get(_correction(trial.number))) for place, trial in enumerate(self._valid())]
 
     def proposal(self, number: int, flag: str = "--trial") -> Proposal:
         """The proposal of that number; InputError, naming the option that gave it, where there is none."""
@@ -147,10 +147,11 @@ class TuningStudy:
         if trials[0].user_attrs["subject"] != subject.digest:
             self._close(mine.number, LOST)
             self.refuse_other(subject)
-        if mine.number not in [trial.number for trial in self._valid()]:
+        place = next((place for place, trial in enumerate(self._valid()) if trial.number == mine.number), None)
+        if place is None:
             self._close(mine.number, LOST)
             return None
-        return _proposal(mine)
+        return _proposal(place, mine)
 
     def refuse_other(self, subject: Subject) -> None:
         """InputError, naming what differs, if the study tunes something else."""
@@ -169,9 +170,10 @@ class TuningStudy:
             raise InputError(f"--trial {number}: {found.state} already; --correct puts another result in the place of that")
         if found.state != "running":
             raise InputError(f"--trial {number}: {found.state} already; tell a proposal that is running")
+        own = self._valid()[number].number
         if peak_gib is not None:
-            self._attribute(number, "peak_gib", peak_gib)
-        self._close(number, outcome, step_time_s)
+            self._attribute(own, "peak_gib", peak_gib)
+        self._close(own, outcome, step_time_s)
 
     @_storage_told
     def correct(self, number: int, step_time_s: float | None, peak_gib: float | None, outcome: State) -> None:
@@ -179,14 +181,15 @@ class TuningStudy:
         if (found := self.proposal(number)).state not in CORRECTABLE:
             raise InputError(f"--trial {number}: {found.state}, has no result to correct; leave --correct out")
         # a finished trial takes no change, so that corrections stand beside the trials
-        self._study.set_user_attr(_correction(number), {"outcome": outcome, "step_time_s": step_time_s, "peak_gib": peak_gib})
+        told = {"outcome": outcome, "step_time_s": step_time_s, "peak_gib": peak_gib}
+        self._study.set_user_attr(_correction(self._valid()[number].number), told)
 
     @_storage_told
     def abandon(self, number: int) -> None:
         """Gives up a proposal that nobody runs any more: its layout may be proposed again."""
         if (found := self.proposal(number, "--abandon")).state != "running":
             raise InputError(f"--abandon {number}: {found.state} already; only a running proposal is given up")
-        self._close(number, "abandoned")
+        self._close(self._valid()[number].number, "abandoned")
 
     def _trials(self) -> list[FrozenTrial]:
         found = self._study.get_trials(deepcopy=False)
@@ -195,6 +198,7 @@ class TuningStudy:
         return found
 
     def _valid(self) -> list[FrozenTrial]:
+        """The trials that count. One of a layout that another worker proposed at the same moment never does: it takes no number."""
         seen: set[str] = set()
         kept = []
         trials = self._trials()
@@ -215,7 +219,7 @@ class TuningStudy:
         try:
             self._study.tell(number, value, TrialState.COMPLETE if value is not None else TrialState.FAIL)
         except ValueError as error:  # told by another worker at the same moment
-            raise InputError(f"--trial {number}: has a result already; --correct puts another in its place") from error
+            raise InputError("--trial: it has a result already; --correct puts another in its place") from error
 
     def _attribute(self, number: int, name: str, value: Any) -> None:
         trial = self._trials()[number]
@@ -298,12 +302,12 @@ def _distributions(problem: Problem) -> dict[str, BaseDistribution]:
     return {name: IntDistribution(1, high, log=True) for name in DEGREES}
 
 
-def _proposal(trial: FrozenTrial, correction: Mapping[str, Any] | None = None) -> Proposal:
-    """A trial as a proposal; a correction stands in the place of the result that was told first."""
+def _proposal(place: int, trial: FrozenTrial, correction: Mapping[str, Any] | None = None) -> Proposal:
+    """A trial as the proposal of that place; a correction stands in the place of the result that was told first."""
     told = {**trial.user_attrs, "step_time_s": trial.value, **(correction or {})}
     finished = trial.state.is_finished()
     return Proposal(
-        number=trial.number,
+        number=place,
         layout=Layout.model_validate(told["layout"]),
         state=cast(State, told["outcome"] if finished else "running"),
         predicted_s=told["predicted_s"],

@@ -319,7 +319,7 @@ def _cut(model: CostModel, table: LayoutTable, given: Sequence[Split | None]) ->
     for members in same_shape(table.take(missing), depth=True) if len(missing) else ():
         part = rows.take(missing[members])
         pp, vpp = int(part.table.pp[0]), int(part.table.vpp[0])
-        free = model.problem.stack.cuts_freely(vpp)
+        free = model.problem.stack.cuts_freely(vpp) or model.problem.stack.sets_ends_apart
         cut = default_cuts(model, part) if free else balanced_cuts(model, part, pp * vpp)
         for row, cuts in zip(missing[members], cut, strict=True):
             splits[row] = Split(pp, vpp, tuple(int(cut) for cut in cuts))

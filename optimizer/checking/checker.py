@@ -86,9 +86,7 @@ def check(
         job = on_ascend(job, machine, config, devices, variables)
     job = filled(job, devices, global_batch, seq_len, precision, vocab_size)
     subject = subject_of(job, model, machine, stack, framework, framework_version)
-    known, layout = subject.known, subject.layout
-    found_wrong = (*subject.job.findings, *subject.cut_wrong, *subject.beyond_device)
-    broken = [*_as_broken(found_wrong), *_with_uneven(broken_rules(known), known, subject.job.findings)]
+    broken = _broken(subject)
     near = _near(subject, broken)
     cost = costed(subject, broken, Given(memory_margin, expert_imbalance, vocab_size, profile))
     problem, said = cost.problem, [*subject.said, *cost.said]
@@ -98,30 +96,18 @@ def check(
         taken = (*(each for each in problem.assumptions if each in OF_THE_SEARCH), *search_limits(problem))
         said += [f"in the search for the best layout, {each}" for each in taken]
     beside = None if cost.priced is not None or problem is None else _nearest_priced(problem, near, profile)
-    fine = not broken and cost.fit is not None and cost.fit.over_gib <= 0
-    way = _way(subject, cost, cost.priced or beside, found, fine)
+    way = _way(subject, cost, cost.priced or beside, found, not broken and cost.fits)
     tolerance = _tolerance(subject, cost, checkpoint_save_time_s)
     broken += tolerance.broken if tolerance else ()
     said += tolerance.assumptions if tolerance else ()
     return Checked(
         **_named(subject),
+        **_legality(subject, broken),
         problem=problem,
-        given=given_of(subject.job, layout, subject.dp),
-        stages=subject.split.counts if subject.split else (),
-        mtp=subject.split.beyond(known.values["layers"]) if subject.split else (),
-        ok=not broken and (cost.fit is None or cost.fit.over_gib <= 0),
-        legal=not broken if known.judged or broken else None,
-        broken=tuple(broken),
-        nearest=tuple(nearest_words(subject.job, layout, change, each) for change, each in near),
+        ok=not broken and (cost.fit is None or cost.fits),
+        nearest=tuple(nearest_words(subject.job, subject.layout, change, each) for change, each in near),
         nearest_columns=tuple(change for change, _ in near),
-        advice=(
-            *_other_model(subject.job, subject.model, model),
-            *_other_supernode(subject.job, subject.cluster),
-            *(each.sentence for each in subject.job.advice),
-            *advice(subject.job, known, subject.cluster, problem, layout),
-        ),
-        judged=len(known.judged),
-        not_judged=(*not_judged(known), *subject.left_open),
+        advice=_advice(subject, problem, model),
         doubts=subject.job.doubts if model is None else (),
         unpriced=tuple(dict.fromkeys(cost.unpriced)),
         fit=cost.fit,
@@ -154,6 +140,40 @@ def _named(subject: Subject) -> dict[str, Any]:
         "may_change_model": tuple(each for each in job.unknown if may_shape_the_model(each)),
         "unresolved": job.unresolved,
     }
+
+
+def _broken(subject: Subject) -> list[Broken]:
+    """All rules that the job breaks: what its reader found, and what its columns do."""
+    found, known = subject.job.findings, subject.known
+    return [
+        *_as_broken((*found, *subject.cut_wrong, *subject.beyond_device)),
+        *_with_uneven(broken_rules(known), known, found),
+    ]
+
+
+def _legality(subject: Subject, broken: Sequence[Broken]) -> dict[str, Any]:
+    """The layout as it was read, and what rules say of it."""
+    known, split = subject.known, subject.split
+    return {
+        "given": given_of(subject.job, subject.layout, subject.dp),
+        "stages": split.counts if split else (),
+        "mtp": split.beyond(known.values["layers"]) if split else (),
+        "legal": not broken if known.judged or broken else None,
+        "broken": tuple(broken),
+        "judged": len(known.judged),
+        "not_judged": (*not_judged(known), *subject.left_open),
+    }
+
+
+def _advice(subject: Subject, problem: Problem | None, model: object) -> tuple[str, ...]:
+    """What is worth knowing though no rule is broken; `model` is what was given beside the configuration."""
+    job = subject.job
+    return (
+        *_other_model(job, subject.model, model),
+        *_other_supernode(job, subject.cluster),
+        *(each.sentence for each in job.advice),
+        *advice(job, subject.known, subject.cluster, problem, subject.layout),
+    )
 
 
 def _as_broken(findings: Iterable[Finding]) -> Iterator[Broken]:

@@ -55,6 +55,11 @@ class Cost:
     priced: PricedLayout | None = None
     fit: Fit | None = None
 
+    @property
+    def fits(self) -> bool:
+        """Whether it is known to fit."""
+        return self.fit is not None and self.fit.over_gib <= 0
+
 
 def costed(subject: Subject, broken: Sequence[Broken], given: Given) -> Cost:
     """What the job costs, with its devices where it is fastest."""

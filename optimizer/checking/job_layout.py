@@ -11,7 +11,7 @@ from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.documents import to_record
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import framework_stack, load_model, load_stack
-from ...search_spaces.layout import FULL_BLOCK, Layout, Recompute, Split
+from ...search_spaces.layout import DEGREES, FULL_BLOCK, Layout, Recompute, Split
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.stack import Stack
 from ...search_spaces.vocabulary import V_SHAPED
@@ -19,7 +19,6 @@ from ...search_spaces.workload import Precision
 from ..readers import Finding, Job, SplitWish
 from ..readers.splits import cut, even_counts
 
-GIVEN = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_microbatches")
 MTP_BY_OPTION, MTP_OPTION = ("megatron-lm", "mindspeed-llm", "verl"), "--mtp-num-layers"
 """Formats in which MTP layers of a model are built only where an option asks for them (megatron/training/arguments.py)."""
 
@@ -172,7 +171,7 @@ def _plain_recompute(recompute: str, split: Split) -> str:
 def given_of(job: Job, layout: Layout, dp: int | None) -> dict[str, int | str]:
     """The layout as far as it is known."""
     found: dict[str, int | str] = {}
-    for name in GIVEN:
+    for name in DEGREES:
         follows = name in ("dp", "num_microbatches") and dp is None
         unknown = name == "micro_batch" and name not in job.degrees
         batch = name == "num_microbatches" and (job.global_batch is None or "micro_batch" not in job.degrees)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...search_spaces.cluster import ClusterSpec
-from ...search_spaces.conditions import Condition, at_most, divides, equal
+from ...search_spaces.conditions import any_of, at_most, divides, equal
 from ...search_spaces.expressions import Words, evaluate, names_in, product
 from ...search_spaces.layout import COLUMNS, Layout, LayoutTable, Split, parse_offload
 from ...search_spaces.limits import offload_rules, stack_rules
@@ -62,15 +62,16 @@ class Known:
         return tuple(rule for rule in self.judged if not rule.condition.mask(self.values))
 
 
-def _grid(sentence: str, condition: Condition) -> Rule:
-    return Rule("C001", sentence, PARALLEL_STATE, "arithmetic", condition)
-
-
 REPLICA, GRID = product("tp", "cp", "pp"), product("tp", "cp", "pp", "dp")
-GRID_FOLLOWS = _grid("dp is what tp·cp·pp leave of the devices, in whole replicas", divides(REPLICA, "devices"))
-GRID_GIVEN = _grid("the degrees of the grid multiply to the devices of the job", equal(GRID, "devices"))
-GRID_WITHIN = _grid("the degrees of the grid multiply to no more than the devices of the job", at_most(GRID, "devices"))
-"""The grid of a job that leaves dp open, of one that names it, and of a plan, which may leave devices idle."""
+GRIDS = {
+    dp: Rule("C001", sentence, PARALLEL_STATE, "arithmetic", condition)
+    for dp, sentence, condition in (
+        ("left open", "dp is what tp·cp·pp leave of the devices, in whole replicas", divides(REPLICA, "devices")),
+        ("named", "the degrees of the grid multiply to the devices of the job", equal(GRID, "devices")),
+        ("planned", "the degrees of the grid multiply to no more than the devices of the job", at_most(GRID, "devices")),
+    )
+}
+"""The rule of the grid by what a job says of dp; a plan may leave devices idle."""
 TP_INSIDE = Rule(
     "C141",
     "TP talks in every layer and belongs inside the scale-up domain",
@@ -78,6 +79,19 @@ TP_INSIDE = Rule(
     "topology",
     at_most("tp", "supernode_size"),
 )
+TP_TILES = Rule(
+    "C141",
+    "a TP group lies in one supernode or fills whole ones",
+    "definition",
+    "topology",
+    any_of(
+        divides("tp", "supernode"),
+        divides("tp", "supernode_size"),
+        divides("supernode", "tp"),
+        at_most("devices_used", "supernode"),
+    ),
+)
+"""What jobs are judged by of which nobody said what stays inside; plans are by their own rules."""
 OF_TRAINING = frozenset({"C029", "C081"})
 """Rules that frameworks ask of steps that train, not of those that only generate."""
 OF_FUSED_KERNELS = frozenset({"P004"})
@@ -166,10 +180,12 @@ def _binding(job: Job, layout: Layout, stack: Stack | None, cluster: ClusterSpec
     """The rules that bind a job: the rulebook's for its framework, its grid's, TP inside a supernode where it names those, what its
     stack offers, and those of activations that it offloads.
     """
-    grid = GRID_WITHIN if job.problem is not None else GRID_GIVEN
-    yield grid if "dp" in job.degrees else GRID_FOLLOWS
+    named = "planned" if job.problem is not None else "named"
+    yield GRIDS[named if "dp" in job.degrees else "left open"]
     if job.supernode_size is not None:
         yield TP_INSIDE
+    if job.problem is None:
+        yield TP_TILES
     generates, rolls = (any(each.startswith(asks) for each in job.unmodelled) for asks in (GENERATES, ROLLOUTS))
     on_mindspeed = job.stack is not None and cluster is not None and cluster.accelerator.vendor == "huawei"
     for rule in RULES:
@@ -177,7 +193,7 @@ def _binding(job: Job, layout: Layout, stack: Stack | None, cluster: ClusterSpec
             continue
         bound = isinstance(rule.scope, Frameworks) and stack is not None and rule.scope.bind(stack)
         bound = bound or (on_mindspeed and rule.id in OF_FUSED_KERNELS)
-        if rule.id not in NOT_JUDGED_HERE and (bound or rule.scope in ("arithmetic", "topology")):
+        if rule.id not in NOT_JUDGED_HERE and (bound or rule.scope == "arithmetic"):
             yield rule
     if stack is not None and job.format in OWN_WORDS:
         yield from (rule for rule in stack_rules(stack) if rule.id in OFFERED)

@@ -19,7 +19,7 @@ from ...search_spaces.rules import scope_name
 from ...search_spaces.stack import Framework
 from ..readers import Job
 from ..result import Result
-from .known import GRID_GIVEN, GRID_WITHIN, WHOLE, Known
+from .known import GRIDS, WHOLE, Known
 from .nearby import MOVING, VARIED, WORDED, can_be_met, meeting, reached, told, varied, words_meeting
 
 MODEL_NAMES = frozenset(
@@ -74,8 +74,9 @@ def _broken(found: Known, rule: Rule, others: set[str]) -> Broken:
     if failure.of is not None and names_in(failure.of) & MOVING:
         failure = replace(failure, values=reached(found, rule, failure.of, legal))
     fine: Values = {**told(found, legal), **words_meeting(found, rule, held)}
-    clause, remedy = (_grid_sentence(found.values), "") if rule in (GRID_GIVEN, GRID_WITHIN) else (failure.clause, failure.remedy)
-    remedy = remedy or _elsewhere(found, rule)
+    whole_grid = rule in (GRIDS["named"], GRIDS["planned"])
+    clause = _grid_sentence(found.values) if whole_grid else failure.clause
+    remedy = ("" if whole_grid else failure.remedy) or _elsewhere(found, rule)
     return Broken(
         rule=rule.id,
         sentence=f"{clause}; {remedy}." if remedy else f"{clause}.",

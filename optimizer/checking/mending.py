@@ -14,8 +14,8 @@ from ...search_spaces.quantities import constants, free_bytes
 from ...search_spaces.rules import rules_for, violations
 from ...search_spaces.workload import MEMORY_BAND
 from ..evaluation import price_layout, with_default_stages
-from ..recutting import downhill
 from ..result import PricedLayout, Result
+from ..walks import downhill
 
 MOST_MENDS, MOST_PAIRED = 3, 4
 WIDENED = ("tp", "cp", "pp", "ep", "etp", "vpp")
@@ -42,7 +42,7 @@ def breaking_term(priced: PricedLayout) -> tuple[int, str, float]:
 
 
 def mends(model: CostModel, priced: PricedLayout) -> tuple[Mend, ...]:
-    """Changes of one choice, or where none is enough of two, after which the layout fits, the fastest first.
+    """Changes of one choice, or where none is enough of two, after which the layout fits: fewest choices first, then the fastest.
 
     Of two, those that save most by themselves are tried, one of each choice.
     """
@@ -60,7 +60,7 @@ def mends(model: CostModel, priced: PricedLayout) -> tuple[Mend, ...]:
         ]
         found = [mend for mend in _priced(model, priced, pairs) if mend.peak_gib <= free]
     surest = [mend for mend in found if mend.surely] or found
-    return tuple(_distinct(sorted(surest, key=lambda mend: mend.step_time_s)))[:MOST_MENDS]
+    return tuple(_distinct(sorted(surest, key=lambda mend: (len(mend.columns), mend.step_time_s))))[:MOST_MENDS]
 
 
 def recut(model: CostModel, before: PricedLayout, found: Mend) -> Mend:

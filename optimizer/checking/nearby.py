@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from ...search_spaces.choices import divisors
+from ...search_spaces.choices import FRAME, divisors
 from ...search_spaces.conditions import nearest_two
 from ...search_spaces.expressions import Column, Expression, evaluate, names_in
 from ...search_spaces.quantities import DERIVED
@@ -19,7 +19,6 @@ from ...search_spaces.vocabulary import SCHEDULES, SHARDINGS
 from ..readers.splits import first_last_counts
 from .known import WHOLE, Known
 
-FRAME = ("tp", "cp", "pp", "dp", "ep", "etp")
 VARIED = (*FRAME, "vpp", "micro_batch", "global_batch", "seq_len")
 """Columns of which legal values near the given ones are looked for, in the order in which they are told."""
 GRID = {"tp", "cp", "pp", "dp"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...cost_models.reliability import daly_interval_s, failures_per_s, lost_share, rates
 from ...search_spaces.cluster import ClusterSpec
-from ...search_spaces.inputs import assumed
+from ...search_spaces.figure_words import assumed
 from ..readers import FaultTolerance
 from ..reports import wording
 from ..result import Result

@@ -17,31 +17,49 @@ from .sizing import compare_command, size_command
 from .sweeping import sweep_command
 from .tuning import ask_command, list_command, show_command, tell_command
 
-COMMANDS: dict[str, Callable[..., Answer]] = {
-    "plan": plan_command,
-    "evaluate": evaluate_command,
-    "check": check_command,
-    "compare": compare_command,
-    "size": size_command,
-    "compare-layouts": compare_layouts_command,
-    "why": why_command,
-    "export": export_command,
-    "timeline": timeline_command,
-    "ranks": ranks_command,
-    "topology": topology_command,
-    "report": report_command,
-    "experts": experts_command,
-    "sweep": sweep_command,
-    "validate": validate_command,
-    "calibrate": calibrate_command,
-    "catalog": catalog_command,
-}
-"""By name, in the order in which help lists them."""
+Listed = dict[str, tuple[Callable[..., Answer], str]]
+"""Commands by name, each with the line that the list of commands has of it."""
 
-GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
+COMMANDS: dict[str, Listed] = {
+    "The best layout": {
+        "plan": (plan_command, "find the layout with the shortest step that fits, with proof"),
+        "evaluate": (evaluate_command, "price one layout, and say whether it is legal"),
+    },
+    "Why, and what it looks like": {
+        "why": (why_command, "what each choice of a plan buys, or why not another"),
+        "compare-layouts": (compare_layouts_command, "where the difference of two layouts comes from"),
+        "timeline": (timeline_command, "draw one step pass by pass, or trace it for Perfetto"),
+        "topology": (topology_command, "draw supernodes, servers, devices, groups and loads"),
+        "report": (report_command, "write the whole plan with its pictures, to pass on"),
+    },
+    "Existing jobs, and handing over": {
+        "check": (check_command, "is a job legal, does it fit, what would be faster"),
+        "export": (export_command, "write what a training framework is started with"),
+        "ranks": (ranks_command, "write the host file, and HCCL's rank table"),
+        "experts": (experts_command, "place experts on EP ranks from measured loads"),
+    },
+    "Many problems, sizes and money": {
+        "compare": (compare_command, "clusters side by side, each with its best plan"),
+        "size": (size_command, "the fewest devices that a run needs to be done in time"),
+        "sweep": (sweep_command, "plan every point of a grid, resumably"),
+    },
+    "Measured runs, and what is known": {
+        "validate": (validate_command, "predictions beside measured runs"),
+        "calibrate": (calibrate_command, "fit a stack's figures to runs, or learn your site"),
+        "catalog": (catalog_command, "models, accelerators, clusters and stacks, with sources"),
+    },
+}
+"""By heading, in the order in which help lists them."""
+
+GROUPS: dict[str, tuple[str, Listed]] = {
     "tune": (
         "Propose layouts to run, learn from the runs, propose the next.",
-        {"ask": ask_command, "tell": tell_command, "show": show_command, "list": list_command},
+        {
+            "ask": (ask_command, "propose the layout to run next"),
+            "tell": (tell_command, "take the result of a run back"),
+            "show": (show_command, "the best so far, what was learnt, whether to stop"),
+            "list": (list_command, "all proposals; give up those that nobody runs"),
+        },
     ),
 }
 """Commands of several words, by their first: what they are for, and those below it."""

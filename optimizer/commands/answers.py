@@ -47,8 +47,11 @@ def wanted(out: Path | None, as_json: bool) -> None:
 
 
 def offered(flag: str, value: str, values: Sequence[str]) -> None:
+    """InputError for a value that is none of these."""
     if value not in values:
-        raise InputError(f"{flag} {value!r} is not offered; there is {', '.join(values)}")
+        from ...search_spaces.documents import did_you_mean
+
+        raise InputError(f"{flag} {value!r} is not offered{did_you_mean(value, values) or '; there is ' + ', '.join(values)}")
 
 
 def at_least_one(flag: str, value: int) -> None:

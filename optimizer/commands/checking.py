@@ -32,11 +32,9 @@ if TYPE_CHECKING:
 
 def check_command(
     config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", help="Launch script, overrides, YAML, TOML or JSON of a job, or tp=8,pp=4.")
+        str | None, typer.Argument(metavar="CONFIG", help="Launch script, overrides, YAML, TOML, JSON, or tp=8,pp=4.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="The model, where the configuration does not describe it.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model, where CONFIG does not describe it.")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster: catalog name or YAML.")] = None,
     devices: Annotated[
         int | None, typer.Option("--devices", parser=whole, metavar="N", help="Devices (ranks) of the job, if it does not say.")
@@ -49,14 +47,12 @@ def check_command(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="Format of CONFIG; as a rule it is recognised by what it holds."),
+        typer.Option("--format", metavar="NAME", help="Format of CONFIG; else seen by what it holds."),
     ] = None,
     variables: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of the script, or an argument by number.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of the script, or argument 1, 2, ….")
     ] = None,
-    groups: Annotated[
-        Path | None, typer.Option("--groups", metavar="FILE", help="Judge rank lists (JSON); CONFIG says which sizes are right.")
-    ] = None,
+    groups: Annotated[Path | None, typer.Option("--groups", metavar="FILE", help="Judge rank lists (JSON) against CONFIG.")] = None,
     stack: StackName = None,
     precision: Annotated[str | None, typer.Option("--precision", metavar="NAME", help="Precision of the GEMMs, likewise.")] = None,
     framework: Framework = None,
@@ -68,7 +64,7 @@ def check_command(
     save_time: Annotated[
         float | None, typer.Option("--checkpoint-save-time", parser=number, metavar="S", help="Seconds that a checkpoint takes.")
     ] = None,
-    best: Annotated[bool, typer.Option("--best/--no-best", help="Look for the best layout on the same devices.")] = True,
+    best: Annotated[bool, typer.Option("--best/--no-best", help="Search the best layout too, or leave it out.")] = True,
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", parser=number, metavar="S", help="Stop that search after S seconds.")
     ] = None,

@@ -106,7 +106,9 @@ def _priced(document: dict[str, Any], path: Path, alternative: int) -> tuple[Pro
         return problem, _of(problem, to_record(PricedLayout, document["plan"], f"{path}: plan"), path)
     others = document.get("alternatives", [])
     if not 0 < alternative <= len(others):
-        raise InputError(f"--alternative {alternative}: {path} has {len(others)} alternatives, counted from 1")
+        raise InputError(
+            f"--alternative {alternative}: {path} has {len(others)} alternative{'' if len(others) == 1 else 's'}, counted from 1"
+        )
     found = to_record(PricedLayout, others[alternative - 1], f"{path}: alternatives[{alternative - 1}]")
     return problem, _of(problem, found, path)
 
@@ -170,5 +172,7 @@ def text_of(path: Path, wanted: str) -> str:
         raise InputError(f"{path}: is not {wanted}" if path.exists() else f"{path}: there is no such file")
     try:
         return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; let yourself read it, or name another file") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error

@@ -24,7 +24,7 @@ def compare_layouts_command(
     plan_file: PlanFile,
     other_file: Annotated[Path | None, typer.Argument(metavar="[OTHER.json]", help="Another one of the same problem.")] = None,
     layout: Annotated[
-        str | None, typer.Option("--layout", metavar="NAME=VALUE,…", help="Or a layout, written as evaluate takes it.")
+        str | None, typer.Option("--layout", metavar="NAME=VALUE,…", help="Or a layout, as evaluate takes it.")
     ] = None,
     alternative: Annotated[
         int | None, typer.Option("--alternative", parser=whole, metavar="N", help="Or the plan's N-th alternative, from 1.")

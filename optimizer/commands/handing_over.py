@@ -17,7 +17,7 @@ TARGETS = "megatron-lm, megatron-bridge, mindspeed-llm, mindformers, torchtitan,
 
 def export_command(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan.json, or what evaluate --json printed.")],
-    to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help=f"What to write for: {TARGETS}.")],
+    to: Annotated[str, typer.Option("--to", metavar="FRAMEWORK", help=f"{TARGETS}.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to.")],
     framework_version: FrameworkVersion = None,
     refined: Annotated[bool, typer.Option("--refined", help="Write the layout that plan --refine found.")] = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...cost_models.run_files import NEEDED, OPTIONAL
+from ...cost_models.run_files import NEEDED
 from ...cost_models.runs import MEASURED, PEAK
 from ..streams import Meter
 from .answers import Answer
@@ -19,25 +19,15 @@ if TYPE_CHECKING:
     from ...cost_models.validation import Validation
 
 MOST_NAMED = 8  # columns of a table that are not read
-OTHERS = ", ".join(name for name in OPTIONAL if name not in (*MEASURED, PEAK))
 RunsFile = Annotated[
     Path,
     typer.Argument(
         metavar="RUNS.csv",
-        help=f"Measured runs: a CSV with the columns {', '.join(NEEDED)} and one of {', '.join((*MEASURED, PEAK))}. Others "
-        f"that are read: {OTHERS}, and a model's sizes; what each may say stands in results/validation/vocabulary.md. "
-        "models.json beside it gives shapes of models.",
+        help=f"A CSV with {', '.join(NEEDED)} and one of {', '.join((*MEASURED, PEAK))}; results/validation/vocabulary.md has all "
+        "that is read. models.json beside it gives shapes of models.",
     ),
 ]
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="Cluster, catalog name or YAML, that the runs were made on, where the column cluster names none; by default that of "
-        "their accelerator.",
-    ),
-]
+Where = Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE", help="Where the runs were made, if no column says.")]
 
 
 def validate_command(
@@ -61,9 +51,7 @@ def calibrate_command(
     runs: RunsFile,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="PROFILE.yaml", help="File to write, for --profile.")],
     stack: Annotated[str | None, typer.Option("--stack", metavar="NAME", help="Training software to fit; by default all.")] = None,
-    site: Annotated[
-        bool, typer.Option("--site", help="The runs are your own: rows without a split count too; one to three are enough.")
-    ] = False,
+    site: Annotated[bool, typer.Option("--site", help="The runs are your own: one to three are enough.")] = False,
     cluster: Where = None,
     profile: Profile = None,
     quiet: Quiet = False,
@@ -86,7 +74,7 @@ def calibrate_command(
 
 def _ignored(runs: Path) -> tuple[str, ...]:
     """A note on columns that nothing reads: one of them may be misspelt."""
-    from ...cost_models.run_files import columns_of
+    from ...cost_models.run_files import OPTIONAL, columns_of
     from ...cost_models.run_models import FLAGS, SIZES, unread
     from ...search_spaces.documents import did_you_mean
 

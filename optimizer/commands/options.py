@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated
@@ -19,11 +20,14 @@ def whole(text: str | int) -> int:
 
 
 def number(text: str | float) -> float:
-    """Reads a number likewise."""
+    """Reads a number likewise; none is endless or nothing."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a number") from error
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{text!r} is not a finite number")
+    return value
 
 
 def stated(option: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
@@ -35,19 +39,19 @@ def stated(option: typer.CallbackParam, values: list[str] | None) -> list[str] |
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="Catalog name, Hugging Face config.json or its folder, ModelSpec YAML, or moe:10T."),
+    typer.Argument(metavar="MODEL", help="Catalog name, Hugging Face config.json, YAML, or a size: moe:10T."),
 ]
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME|FILE", help="Cluster: catalog name or YAML.")]
 Devices = Annotated[int, typer.Option("--devices", parser=whole, metavar="N", help="Devices (ranks) of the job.")]
 GlobalBatch = Annotated[int, typer.Option("--global-batch", parser=whole, metavar="B", help="Sequences per step.")]
 SeqLen = Annotated[int, typer.Option("--seq-len", parser=whole, metavar="S", help="Tokens per sequence.")]
 StackName = Annotated[
-    str | None, typer.Option("--stack", metavar="NAME|FILE", help="Training software; by default the cluster's usual one.")
+    str | None, typer.Option("--stack", metavar="NAME|FILE", help="Training software; else the cluster's usual one.")
 ]
-Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="Precision of the GEMMs: bf16, fp16, fp8 or fp4.")]
+Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="Of the GEMMs: bf16 (by default), fp16, fp8 or fp4.")]
 Inside = Annotated[
     list[str] | None,
-    typer.Option("--inside", metavar="LEVEL:DIMS", callback=stated, help="Keep groups inside a level: supernode:tp,sp,ep; none."),
+    typer.Option("--inside", metavar="LEVEL:DIMS", callback=stated, help="Keep groups inside a level: supernode:tp,ep; none."),
 ]
 Fix = Annotated[list[str] | None, typer.Option("--fix", metavar="COLUMN=VALUE,…", callback=stated, help="Fix: tp=8,pp=4|8.")]
 Forbid = Annotated[list[str] | None, typer.Option("--forbid", metavar="RULE", callback=stated, help='Forbid: "pp>16".')]
@@ -55,46 +59,40 @@ Constraint = Annotated[
     list[str] | None,
     typer.Option("--constraint", metavar="RULE", callback=stated, help='Demand: "tp*cp <= 64", "pp == 8 or vpp == 1".'),
 ]
-Free = Annotated[
-    str | None, typer.Option("--free", metavar="N,N,…", help="Devices free in each supernode, where they differ: 384,384,380.")
-]
+Free = Annotated[str | None, typer.Option("--free", metavar="N,N,…", help="Free in each supernode: 384,384,380.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="LEVEL[:priority]",
-        help="Price checkpoints that drain over this level beside training; :priority lets training's traffic go first.",
-    ),
+    typer.Option("--checkpoint", metavar="LEVEL[:priority]", help="Price checkpoints that drain over this level."),
 ]
 RankOrder = Annotated[
     str,
     typer.Option(
         "--rank-order",
         metavar="flags|all",
-        help="Rank orders to search: those that flags say (fast), or all that Megatron-Core's Python API takes.",
+        help="Search the orders of flags, or all of the API's.",
     ),
 ]
 Lost = Annotated[
     list[str] | None,
-    typer.Option("--lost", metavar="N WHAT", help="Plan for what is left: '1 device', '2 servers', '1 supernode'."),
+    typer.Option("--lost", metavar="N WHAT", help="Plan for the rest: '1 device', '2 servers'."),
 ]
 Slow = Annotated[
     list[str] | None,
-    typer.Option("--slow", metavar="WHAT:F", help="Runs at a share of its rate: level=scale-out:0.8, device:0.9 (the slowest)."),
+    typer.Option("--slow", metavar="WHAT:F", help="Share of rate: device:0.9, level=server:0.8."),
 ]
 Reserve = Annotated[
-    float | None, typer.Option("--reserve", parser=number, metavar="GIB", help="Memory of every device to leave to others.")
+    float | None, typer.Option("--reserve", parser=number, metavar="GIB", help="GiB of every device to leave to others.")
 ]
 OffloadTo = Annotated[
     str | None,
     typer.Option(
         "--offload-to",
         metavar="TIER",
-        help="Where offloaded bytes go: host, pool (the supernode's) or peers (late stages' devices); plan then moves activations.",
+        help="Offload activations too: to host, pool or peers.",
     ),
 ]
 Framework = Annotated[str | None, typer.Option("--framework", metavar="NAME", help="Plan for what this framework can express.")]
-FrameworkVersion = Annotated[str | None, typer.Option("--framework-version", metavar="V", help="Its version.")]
+FrameworkVersion = Annotated[str | None, typer.Option("--framework-version", metavar="V", help="Version of the framework.")]
 Profile = Annotated[str | None, typer.Option("--profile", metavar="FILE", help="Fitted figures to use over the shipped ones.")]
 MemoryMargin = Annotated[
     float | None,
@@ -105,12 +103,12 @@ VocabSize = Annotated[
 ]
 ExpertImbalance = Annotated[
     float | None,
-    typer.Option("--expert-imbalance", parser=number, metavar="F", help="Tokens of the fullest device over the mean."),
+    typer.Option("--expert-imbalance", parser=number, metavar="F", help="Tokens of the fullest device over the mean: 1.1."),
 ]
-Stages = Annotated[bool, typer.Option("--stages", help="Show every stage: layers, seconds, waiting and memory.")]
+Stages = Annotated[bool, typer.Option("--stages", help="Show every stage: layers, time, waiting, memory.")]
 ExpertLoads = Annotated[
     Path | None,
-    typer.Option("--expert-loads", metavar="FILE", help="Or measured: layer, expert, load, from which it follows for every ep."),
+    typer.Option("--expert-loads", metavar="FILE", help="Or measured: a table of layer, expert, load."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")]

@@ -27,7 +27,7 @@ def timeline_command(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan.json, or what evaluate --json printed.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="A trace for Perfetto (.json), or a picture (.svg, .png, .html)."),
+        typer.Option("--out", "-o", metavar="FILE", help="Trace (.json) or picture: .svg, .png, .html."),
     ] = None,
     alternative: Annotated[
         int | None, typer.Option("--alternative", parser=whole, metavar="N", help="The plan's N-th alternative, from 1.")
@@ -81,9 +81,7 @@ def report_command(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by plan --out or plan --json.")],
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="A page with pictures (.html), a picture of the terminal (.svg), or .txt."
-        ),
+        typer.Option("--out", "-o", metavar="FILE", help="A page with pictures (.html), .svg or .txt."),
     ],
     profile: Profile = None,
     quiet: Quiet = False,

@@ -32,7 +32,7 @@ def ranks_command(
         typer.Option(
             "--hosts",
             metavar="FILE",
-            help="Servers, one a line: ADDRESS SUPERNODE [DEVICE_IP,… [SUPER_DEVICE_ID,…]], in any order.",
+            help="Servers, one a line: ADDRESS SUPERNODE ….",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -59,7 +59,7 @@ def topology_command(
     plan_file: PlanFile,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Picture to write: .svg, .html or .png.")] = None,
     alternative: Annotated[
-        int, typer.Option("--alternative", parser=whole, metavar="N", help="The plan's N-th alternative instead, from 1.")
+        int, typer.Option("--alternative", parser=whole, metavar="N", help="The plan's N-th alternative, from 1.")
     ] = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -104,11 +104,11 @@ def _draw(problem: Problem, priced: PricedLayout, kind: Picture, out: Path, free
 
 
 def experts_command(
-    loads_file: Annotated[Path, typer.Argument(metavar="LOADS.csv", help="Tokens by expert: layer, expert, load[, window].")],
-    plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN.json", help="The plan whose EP ranks the experts go to.")],
+    loads_file: Annotated[Path, typer.Argument(metavar="LOADS.csv", help="Tokens by expert: layer,expert,load[,window].")],
+    plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN.json", help="The plan whose EP ranks they go to.")],
     together: Annotated[
         Path | None,
-        typer.Option("--co-activation", metavar="FILE", help="Tokens by pair of experts: layer, expert, expert, count."),
+        typer.Option("--co-activation", metavar="FILE", help="Tokens by pair: layer, expert, expert, count."),
     ] = None,
     redundant: Annotated[
         int, typer.Option("--redundant", parser=whole, metavar="N", help="Copies of heavy experts beyond one of each.")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...search_spaces.errors import Infeasible, InputError
-from ..engines import ENGINES
+from ...search_spaces.errors import Infeasible
 from ..interrupts import hold
 from ..streams import Meter
-from .answers import DONE, NO_LAYOUT, Answer, at_least_one, offered, refusal, sentences
+from .answers import DONE, NO_LAYOUT, Answer, refusal
 from .options import (
     AsJson,
     Checkpoint,
@@ -26,18 +26,16 @@ from .options import (
     SeqLen,
     Slow,
     Stages,
-    number,
     whole,
 )
 from .plan_files import cannot_say, check_output, write_plan
+from .plan_options import AimOptions, StudyOptions, imbalances_of
 from .problem_options import ProblemOptions, SearchOptions, spread
 
 if TYPE_CHECKING:
     from ...search_spaces.layout import Layout, Problem
-    from ...search_spaces.workload import Precision
     from ..deadline import Deadline
     from ..result import Plan, PricedLayout
-    from ..study import Refine
     from ..supernode_result import CheckpointTraffic, StepAt
 
 ILLEGAL = "this layout is not legal"
@@ -54,102 +52,56 @@ def plan_command(
     ] = None,
     *,
     asked: SearchOptions,
+    aims: AimOptions,
+    study: StudyOptions,
     schedule: Annotated[
         str | None,
-        typer.Option("--schedule", metavar="NAME,…", help="Orders of passes to search: zb-v, dualpipev, …, or any."),
+        typer.Option("--schedule", metavar="NAME,…", help="Orders of passes to search: zb-v, …, or any."),
     ] = None,
     checkpoint: Checkpoint = None,
     free: Free = None,
     lost: Lost = None,
     slow: Slow = None,
     profile: Profile = None,
-    objective: Annotated[
-        str,
-        typer.Option(
-            "--objective", metavar="AIM,…", help="What is made least: step-time, memory, devices, cost, traffic, goodput."
-        ),
-    ] = "step-time",
-    device_hour_price: Annotated[
-        float | None, typer.Option("--device-hour-price", parser=number, metavar="P", help="Price of a device for an hour.")
-    ] = None,
-    sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Plan again on slightly other hardware.")] = False,
-    robust: Annotated[bool, typer.Option("--robust", help="Find the layout least hurt by figures in doubt.")] = False,
-    refine: Annotated[
-        bool,
-        typer.Option(
-            "--refine",
-            help="Let Optuna go on from the plan, beyond what is listed.",
-        ),
-    ] = False,
-    refine_precision: Annotated[
-        str | None,
-        typer.Option(
-            "--refine-precision",
-            metavar="NAME,…",
-            help="Precisions that --refine may choose: bf16,fp8. This changes what is learnt, which has no price.",
-        ),
-    ] = None,
-    trials: Annotated[int | None, typer.Option("--trials", parser=whole, metavar="N", help="Samples of --refine; 256.")] = None,
-    hedge_imbalance: Annotated[
-        str | None,
-        typer.Option("--hedge-imbalance", metavar="F,…", help="Refine for these imbalances of the experts: 1.0,1.5,2.0."),
-    ] = None,
-    hedge_by: Annotated[
-        str | None, typer.Option("--hedge-by", metavar="NAME", help="What is least over them: worst (as a rule) or mean.")
-    ] = None,
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help=f"Search: {', '.join(ENGINES)}; auto is bnb.")] = "auto",
-    time_limit: Annotated[
-        float | None,
-        typer.Option("--time-limit", parser=number, metavar="S", help="Stop after S seconds with what is answered by then."),
-    ] = None,
-    top: Annotated[
-        int,
-        typer.Option("--top", parser=whole, metavar="K", help="Layouts to report: the best of each frame (tp, cp, …)."),
-    ] = 5,
     current: Annotated[
-        Path | None, typer.Option("--from", metavar="CURRENT.json", help="What runs now: a plan.json, or a file with tp=8,pp=4,….")
+        Path | None, typer.Option("--from", metavar="CURRENT.json", help="What runs now: a plan.json, or tp=8,… in a file.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write plan.json and launch files here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plan.json and launch files here.")] = None,
     stages: Stages = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
     """Find the layout with the shortest step that fits, and prove it."""
-    offered("--engine", engine, tuple(ENGINES))
-    at_least_one("--top", top)
-    if time_limit is not None and not 0 < time_limit < float("inf"):
-        raise InputError(f"--time-limit {time_limit:g}: must be a number of seconds greater than 0")
+    aims.check()
     if out is not None:
         check_output(out, asked.framework, asked.framework_version)
-    from ..aims import parse_aims
     from ..checkpoint_traffic import parse_way, with_checkpoints
     from ..deadline import Deadline
     from ..leftover import what_is_left
     from ..planner import plan, with_schedules
 
-    parse_aims(objective, device_hour_price)  # raises, naming what is wrong
-    study = refine_asked(refine, trials, hedge_imbalance, hedge_by, refine_precision)
+    refine = study.study
     machine, given, left = what_is_left(cluster, devices, free, lost or (), slow or ())
-    problem = asked.sought(model, machine, given, global_batch, seq_len)
+    problem = asked.sought(model, machine, given, global_batch, seq_len, profile)
     problem = problem if schedule is None else with_schedules(problem, schedule)
     running = None if current is None else _read_running(current, problem)
     way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
-    deadline = Deadline.after(time_limit)
+    deadline = Deadline.after(aims.time_limit)
     hold()
     try:
         with Meter(shown=not (quiet or as_json)) as meter:
             found = plan(
                 problem,
                 profile=profile,
-                engine=engine,
-                top=top,
-                time_limit_s=time_limit,
+                engine=aims.engine,
+                top=aims.top,
+                time_limit_s=aims.time_limit,
                 progress=meter,
-                objective=objective,
-                device_hour_price=device_hour_price,
-                sensitivity=sensitivity,
-                robust=robust,
-                refine=study,
+                objective=aims.objective,
+                device_hour_price=aims.device_hour_price,
+                sensitivity=aims.sensitivity,
+                robust=aims.robust,
+                refine=refine,
                 inside_by_default=not asked.inside,
                 left=left,
             )
@@ -164,14 +116,18 @@ def plan_command(
         )
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
+    if as_json:
+        return Answer(lambda: print(found.to_json()))
+    return Answer(lambda: _render(found, current, stages, profile), () if quiet else (*_unproved(found), *notes))
+
+
+def _unproved(found: Plan) -> Iterator[str]:
+    """That a plan is not proved, and how far off it may be."""
     waits = found.devices_left is not None and found.devices_left.slow is not None
     if found.certificate.status != "optimal" and found.front_certificate is None and not waits:
         gap = found.certificate.gap
         of_best = "with no bound on how much faster others are" if gap is None else f"within {gap:.0%} of the best there can be"
-        notes = (f"stopped early: the best layout so far, {of_best}", *notes)
-    if as_json:
-        return Answer(lambda: print(found.to_json()))
-    return Answer(lambda: _render(found, current, stages, profile), () if quiet else notes)
+        yield f"not proved: the best layout found, {of_best}"
 
 
 @spread
@@ -186,7 +142,7 @@ def evaluate_command(
         typer.Option(
             "--layout",
             metavar="NAME=VALUE,…",
-            help="tp=8,pp=16,vpp=2,recompute=selective,stages=E|(t|)*30tL, or the plan.json that holds one.",
+            help="tp=8,pp=16,recompute=full,…, or a plan.json.",
         ),
     ],
     *,
@@ -195,7 +151,7 @@ def evaluate_command(
     profile: Profile = None,
     stages: Stages = False,
     at_imbalance: Annotated[
-        str | None, typer.Option("--at-imbalance", metavar="F,…", help="Show the step at these imbalances of the experts too.")
+        str | None, typer.Option("--at-imbalance", metavar="F,…", help="Show the step at these imbalances too.")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -205,11 +161,8 @@ def evaluate_command(
     What --layout leaves out follows: dp from the devices; stages are cut as a search cuts them, fastest among those that fit (plan
     then moves the cuts of its best layouts); sharding is zero1 or the first that the stack offers; the rest is 1 or off.
     """
-    from ...cost_models.profile import load_profile
-    from ...cost_models.step import CostModel
-    from ..assumptions import assumptions, cut_assumptions, exchange_assumptions, schedule_assumptions
     from ..checkpoint_traffic import checkpoint_traffic, parse_way
-    from ..evaluation import evaluate, switched
+    from ..evaluation import evaluate
     from ..layout_words import STAGES, complete, parse_layout
     from ..leftover import lies_as, over
     from .documents import lying_as, read_priced
@@ -220,7 +173,7 @@ def evaluate_command(
     given = parse_layout(layout) if whole_layout is None else {"etp": str(whole_layout.etp), "offload": whole_layout.offload}
     # etp, or else an assumption would fix it to 1; offload, since some rules are said only where it is asked for
     fix = ",".join(f"{name}={given[name]}" for name in ("etp", "offload") if name in given)
-    problem = asked.problem(model, machine, given_devices, global_batch, seq_len, fix=fix)
+    problem = asked.problem(model, machine, given_devices, global_batch, seq_len, fix=fix, profile=profile)
     problem = problem.model_copy(update={"per_supernode": per_supernode})
     way = None if checkpoint is None else parse_way(problem.cluster, checkpoint)
     try:
@@ -228,16 +181,8 @@ def evaluate_command(
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
     priced = over(priced, devices)
-    curves = load_profile(problem.cluster.accelerator.priced_as, profile)
-    cost = CostModel(switched(problem, priced.layout), curves)
-    cut = () if whole_layout is not None or STAGES in given else cut_assumptions(cost, priced)
-    said = (
-        *assumptions(problem, curves, profile),
-        *schedule_assumptions(problem, priced.layout),
-        *exchange_assumptions(cost, priced),
-        *cut,
-        *lies_as(problem, None if told is None else told[0]),
-    )
+    own_cuts = whole_layout is not None or STAGES in given
+    said = (*_assumed(problem, priced, profile, own_cuts), *lies_as(problem, None if told is None else told[0]))
     problem = problem.model_copy(update={"assumptions": said})
     steps = () if at_imbalance is None else _steps(problem, priced.layout, at_imbalance, profile)
     draining = None if way is None else checkpoint_traffic(problem, priced, way, profile)
@@ -246,53 +191,31 @@ def evaluate_command(
     if as_json:
         return Answer(lambda: print(_priced_json(problem, priced, steps, draining)))
     return Answer(
-        lambda: _render_layout(problem, priced, steps, draining, stages, profile),
-        sentences(ILLEGAL, broken) if broken else (),
+        lambda: _render_layout(problem, priced, broken, steps, draining, stages, profile),
+        (ILLEGAL,) if broken else (),
         NO_LAYOUT if broken else DONE,
     )
 
 
-def refine_asked(refine: bool, trials: int | None, imbalances: str | None, by: str | None, precisions: str | None) -> Refine | None:
-    """What the study of --refine is asked; InputError for options of it without it, or without what they need."""
-    given = {"--trials": trials, "--hedge-imbalance": imbalances, "--hedge-by": by, "--refine-precision": precisions}
-    if not refine:
-        alone = next((flag for flag, value in given.items() if value is not None), None)
-        if alone is not None:
-            raise InputError(f"{alone} {given[alone]}: is an option of --refine; give that too")
-        return None
-    if by is not None and imbalances is None:
-        raise InputError(f"--hedge-by {by}: there is nothing to hedge; give --hedge-imbalance 1.0,1.5,2.0")
-    from ..study import TRIALS, Refine
+def _assumed(problem: Problem, priced: PricedLayout, profile: str | None, own_cuts: bool) -> Iterator[str]:
+    """What the price of a layout takes for granted, also where its stages are cut, unless they were given."""
+    from ...cost_models.profile import load_profile
+    from ...cost_models.step import CostModel
+    from ..assumptions import assumptions, cut_assumptions, exchange_assumptions, schedule_assumptions
+    from ..evaluation import switched
 
-    offered("--hedge-by", by or "worst", ("worst", "mean"))
-    at_least_one("--trials", TRIALS if trials is None else trials)
-    hedge: Literal["worst", "mean"] = "mean" if by == "mean" else "worst"
-    permitted = _precisions(precisions or "")
-    return Refine(TRIALS if trials is None else trials, _imbalances(imbalances or ""), hedge, precisions=permitted)
-
-
-def _precisions(text: str) -> tuple[Precision, ...]:
-    """Names of precisions between commas."""
-    from ...search_spaces.workload import PRECISIONS
-
-    names = [name.strip() for name in text.split(",")] if text else []
-    for name in names:
-        offered("--refine-precision", name, PRECISIONS)
-    return tuple(each for each in PRECISIONS if each in names)
+    curves = load_profile(problem.cluster.accelerator.priced_as, profile)
+    cost = CostModel(switched(problem, priced.layout), curves)
+    yield from assumptions(problem, curves, profile)
+    yield from schedule_assumptions(problem, priced.layout)
+    yield from exchange_assumptions(cost, priced)
+    yield from () if own_cuts else cut_assumptions(cost, priced)
 
 
 def _steps(problem: Problem, layout: Layout, text: str, profile: str | None) -> tuple[StepAt, ...]:
     from ..imbalance_steps import steps_at
 
-    return steps_at(problem, layout, dict.fromkeys(_imbalances(text, "--at-imbalance"), ""), profile)
-
-
-def _imbalances(text: str, flag: str = "--hedge-imbalance") -> tuple[float, ...]:
-    """Numbers between commas."""
-    try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError as error:
-        raise InputError(f"{flag} {text!r}: must be numbers with commas between them, as 1.0,1.5,2.0") from error
+    return steps_at(problem, layout, dict.fromkeys(imbalances_of(text, "--at-imbalance"), ""), profile)
 
 
 def _read_running(path: Path, problem: Problem) -> tuple[Layout, int | None]:
@@ -334,6 +257,7 @@ def _render(plan: Plan, current: Path | None, stages: bool, profile: str | None)
 def _render_layout(
     problem: Problem,
     priced: PricedLayout,
+    broken: tuple[str, ...],
     steps: tuple[StepAt, ...],
     draining: CheckpointTraffic | None,
     stages: bool,
@@ -344,7 +268,7 @@ def _render_layout(
     from ..reports.imbalance import render_steps
     from ..reports.terminal import render_layout
 
-    render_layout(problem, priced, Console())
+    render_layout(problem, priced, Console(), broken)
     if draining is not None:
         from ..reports.drawing import print_sections
         from ..reports.supernode import checkpoint_section

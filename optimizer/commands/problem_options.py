@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -29,6 +29,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from ...search_spaces.cluster import ClusterSpec
     from ...search_spaces.layout import Problem
     from ...search_spaces.model import ModelSpec
@@ -64,18 +66,23 @@ class ProblemOptions:
         fix: str = "",
         forbid: Iterable[str] = (),
         constraint: Iterable[str] = (),
+        profile: str | None = None,
     ) -> Problem:
-        """The problem that is meant, checked; InputError as of `build_problem`."""
+        """The problem that is meant, checked; InputError as of `build_problem`.
+
+        A `profile` that a site learnt with one stack says which, where nothing else does.
+        """
         from ...search_spaces.inputs import build_problem
         from .placing import measured_imbalance
 
-        return build_problem(
+        learnt = None if profile is None or self.stack or self.framework else _learnt_stack(profile, cluster)
+        problem = build_problem(
             model,
             cluster,
             devices,
             global_batch,
             seq_len,
-            self.stack,
+            self.stack or learnt,
             self.precision,
             framework=self.framework,
             framework_version=self.framework_version,
@@ -91,6 +98,11 @@ class ProblemOptions:
             offload_to=self.offload_to,
             rank_order=self.rank_order,
         )
+        if learnt is None:
+            return problem
+        return problem.model_copy(
+            update={"assumptions": (f"stack {learnt}, with which {profile} was learnt", *problem.assumptions)}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +113,15 @@ class SearchOptions(ProblemOptions):
     forbid: Forbid = None
     constraint: Constraint = None
 
-    def sought(self, model: str | ModelSpec, cluster: str | ClusterSpec, devices: int, global_batch: int, seq_len: int) -> Problem:
+    def sought(
+        self,
+        model: str | ModelSpec,
+        cluster: str | ClusterSpec,
+        devices: int,
+        global_batch: int,
+        seq_len: int,
+        profile: str | None = None,
+    ) -> Problem:
         """The problem within its limits."""
         return self.problem(
             model,
@@ -112,6 +132,7 @@ class SearchOptions(ProblemOptions):
             fix=",".join(self.fix or ()),
             forbid=self.forbid or (),
             constraint=self.constraint or (),
+            profile=profile,
         )
 
     @property
@@ -120,20 +141,36 @@ class SearchOptions(ProblemOptions):
         return self == type(self)()
 
 
+def _learnt_stack(profile: str, cluster: str | ClusterSpec) -> str | None:
+    """The only stack that a site's profile was learnt with on the cluster's accelerator; None where there is none, or several."""
+    from ...cost_models.profile import load_profile
+    from ...search_spaces.inputs import load_cluster
+
+    accelerator = load_cluster(cluster).accelerator.priced_as
+    stacks = load_profile(accelerator, profile).learnt_stacks(accelerator)
+    return stacks[0] if len(stacks) == 1 else None
+
+
 def spread(command: Callable[..., Answer]) -> Callable[..., Answer]:
-    """The command with the options that its parameter `asked` holds in that one's place: typer knows none that hold others."""
+    """The command with the options that some parameters hold in their place: typer knows no parameter that holds others."""
     hints = get_type_hints(command, include_extras=True)
-    held = get_type_hints(hints["asked"], include_extras=True)
-    options = [Parameter(each.name, KEYWORD, default=each.default, annotation=held[each.name]) for each in fields(hints["asked"])]
+    own = inspect.signature(command).parameters
+    held = {name: _options(hints[name]) for name in own if is_dataclass(hints[name])}
     parameters: list[Parameter] = []
-    for name, own in inspect.signature(command).parameters.items():
-        parameters += options if name == "asked" else [own.replace(kind=KEYWORD, annotation=hints[name])]
+    for name, each in own.items():
+        parameters += held.get(name) or [each.replace(kind=KEYWORD, annotation=hints[name])]
 
     @wraps(command)
     def gathered(**given: Any) -> Answer:
-        asked = hints["asked"](**{option.name: given.pop(option.name) for option in options})
-        return command(**given, asked=asked)
+        records = {name: hints[name](**{each.name: given.pop(each.name) for each in options}) for name, options in held.items()}
+        return command(**given, **records)
 
     gathered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return gathered
+
+
+def _options(record: type[DataclassInstance]) -> list[Parameter]:
+    """The fields of a record as keywords of their own."""
+    hints = get_type_hints(record, include_extras=True)
+    return [Parameter(each.name, KEYWORD, default=each.default, annotation=hints[each.name]) for each in fields(record)]

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def compare_command(
     model: Model,
-    clusters: Annotated[str, typer.Option("--clusters", metavar="NAME|FILE,…", help="Clusters to compare, with --sizes each two.")],
+    clusters: Annotated[
+        str, typer.Option("--clusters", metavar="NAME|FILE,…", help="Clusters to compare: a catalog name or YAML each.")
+    ],
     devices: Annotated[str, typer.Option("--devices", metavar="N[,N…]", help="Devices of each, or one number for all.")],
     global_batch: GlobalBatch,
     seq_len: SeqLen,
@@ -28,12 +30,12 @@ def compare_command(
         typer.Option(
             "--price",
             metavar="CLUSTER=P|FILE",
-            help="Price of a device-hour: hgx-h100=2.5, or a YAML of such pairs; results/field-claims/prices.yaml has examples.",
+            help="Price of a device-hour, or a YAML of such pairs.",
         ),
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", metavar="P,P,…", help="Grow or shrink MODEL to these: 100B,500B,2T; says where one is cheaper."),
+        typer.Option("--sizes", metavar="P,P,…", help="MODEL at these sizes: 100B,500B,2T."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -41,7 +43,7 @@ def compare_command(
     """Compare clusters by the best plan on each: step time, MFU, tokens, cost and energy."""
     from ...search_spaces.inputs import load_model
     from ..comparing import Field, compare, read_prices
-    from ..sizing import amount
+    from ..training_run import amount
 
     machines, counts = _clusters(clusters, devices)
     field = Field(machines, counts, read_prices(price or (), [machine.name for machine in machines]))
@@ -84,7 +86,7 @@ def size_command(
             "--repair-days",
             parser=number,
             metavar="D",
-            help="Days that a failed server or supernode is away: how many spares then [what the cluster says].",
+            help="Days that a failed server is away, for the spares.",
         ),
     ] = None,
     profile: Profile = None,
@@ -92,7 +94,8 @@ def size_command(
     quiet: Quiet = False,
 ) -> Answer:
     """Say how many devices a run needs to be done in time, from real plans, failures and checkpoints included."""
-    from ..sizing import amount, size, sized
+    from ..sizing import size
+    from ..training_run import amount, sized
 
     run = sized(
         model, cluster, amount(tokens, "--tokens"), days, global_batch, seq_len, stack=stack, precision=precision, profile=profile
@@ -120,10 +123,12 @@ def _clusters(names: str, devices: str) -> tuple[tuple[ClusterSpec, ...], tuple[
     """The clusters and the devices of each. InputError where the lists do not go together."""
     from ...search_spaces.inputs import check_devices, load_cluster
 
+    if not _parts(names):
+        raise InputError("--clusters: is empty; name clusters with commas between them, such as hgx-h100,gb200-nvl72")
     machines = tuple(load_cluster(name) for name in _parts(names))
     counts = [_devices(part, devices) for part in _parts(devices)]
     once("--clusters", names, [machine.name for machine in machines])
-    if not machines or not counts or len(counts) not in (1, len(machines)):
+    if not counts or len(counts) not in (1, len(machines)):
         raise InputError(f"--devices {devices}: give one number for all of {names}, or one for each")
     counts = counts * len(machines) if len(counts) == 1 else counts
     for machine, count in zip(machines, counts, strict=True):

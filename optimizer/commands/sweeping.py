@@ -13,7 +13,6 @@ from ...search_spaces.errors import InputError
 from ..reports.wording import count
 from ..streams import INTERRUPTED, Meter
 from .answers import BAD_INPUT, DONE, NO_LAYOUT, Answer, at_least_one
-from .handing_over import TARGETS
 from .options import AsJson, FrameworkVersion, Quiet, whole
 from .plan_files import check_output
 
@@ -26,30 +25,28 @@ if TYPE_CHECKING:
 
 
 def sweep_command(
-    store: Annotated[
-        str, typer.Option("--store", metavar="FILE|URL", help="Where results are kept: an SQLite file, postgresql://HOST/NAME.")
-    ],
+    store: Annotated[str, typer.Option("--store", metavar="FILE|URL", help="Where results are kept: SQLite, or postgresql://….")],
     sweep_file: Annotated[
-        Path | None, typer.Argument(metavar="SWEEP.yaml", help="models, clusters, devices, …; without it the store is only shown.")
+        Path | None, typer.Argument(metavar="SWEEP.yaml", help="models, clusters, devices, …; left out, the store is shown.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", parser=whole, metavar="N", help="Processes that plan; as many as there are cores.")
+        int | None, typer.Option("--workers", parser=whole, metavar="N", help="Processes that plan; else one a core.")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option("--ray", metavar="ADDRESS", help="Plan on a Ray cluster instead: its address, auto or local.")
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="Plan on a Ray cluster: its address, auto or local.")
     ] = None,
     show: Annotated[
         str | None,
-        typer.Option("--show", metavar="QUERY", help='Plan nothing, show what is stored: "model=moe:*,devices>=1024"; "" is all.'),
+        typer.Option("--show", metavar="QUERY", help='Only show what is stored: "model=moe:*"; "" is all.'),
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV.")] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write the table as Parquet.")] = None,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="DIR", help="Draw strategies, curves and fronts: PNG, SVG and one HTML page with filters."),
+        typer.Option("--plot", metavar="DIR", help="Draw strategies, curves, fronts; a page of them."),
     ] = None,
     export: Annotated[
-        str | None, typer.Option("--export", metavar="FRAMEWORK", help=f"Write every plan for {TARGETS}, to folders in -o DIR.")
+        str | None, typer.Option("--export", metavar="FRAMEWORK", help="Write every plan for it, to folders in -o DIR.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for --export.")] = None,
     framework_version: FrameworkVersion = None,

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 StudyName = Annotated[str, typer.Option("--study", metavar="NAME", help="The study's name in its storage.")]
-Storage = Annotated[
-    str, typer.Option("--storage", metavar="FILE|URL", help="SQLite file, or the URL of any database that Optuna takes.")
-]
+Storage = Annotated[str, typer.Option("--storage", metavar="FILE|URL", help="SQLite file, or a URL that Optuna takes; tune.db.")]
 OptionalModel = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help="As for plan; left out with its options, the study's own problem.")
+    str | None, typer.Argument(metavar="[MODEL]", help="As for plan; left out with its options: the study's own.")
 ]
 Trial = Annotated[int, typer.Option("--trial", parser=whole, metavar="N", help="The proposal that was run.")]
 
@@ -72,6 +70,7 @@ def ask_command(
             _given("--devices", devices),
             _given("--global-batch", global_batch),
             _given("--seq-len", seq_len),
+            profile,
         )
     elif any((cluster, devices, global_batch, seq_len, profile)) or not asked.untouched:
         raise InputError("tune ask: options of a problem need MODEL before them; left out altogether, the study's own stands")
@@ -102,12 +101,12 @@ def tell_command(
         float | None, typer.Option("--step-time", parser=number, metavar="S", help="Seconds per step, after warm-up.")
     ] = None,
     oom: Annotated[bool, typer.Option("--oom", help="It ran out of device memory.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="It failed for another reason: nothing is learnt from it.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="It failed otherwise: nothing is learnt.")] = False,
     peak_gib: Annotated[
         float | None,
         typer.Option("--peak-gib", parser=number, metavar="G", help="Peak memory allocated on the fullest device."),
     ] = None,
-    correct: Annotated[bool, typer.Option("--correct", help="In the place of the result that was told before.")] = False,
+    correct: Annotated[bool, typer.Option("--correct", help="In place of the result told before.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Answer:
@@ -155,7 +154,7 @@ def list_command(
     storage: Storage = "tune.db",
     abandon: Annotated[
         list[str] | None,
-        typer.Option("--abandon", metavar="N", help="Give up a running proposal: its layout may be proposed again."),
+        typer.Option("--abandon", metavar="N", help="Give up a running proposal; may come again."),
     ] = None,
     as_json: AsJson = False,
 ) -> Answer:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .task import Task
 
 if TYPE_CHECKING:
-    from ..search import Found
+    from ..found import Found
 
 __all__ = ["ENGINES", "Task", "solve"]
 

@@ -22,8 +22,9 @@ from ...search_spaces.enumeration import Space
 from ...search_spaces.layout import Floats, Ints
 from ...search_spaces.quantities import DERIVED, constants
 from ...search_spaces.rules import rules_over
+from ..found import Found
 from ..interrupts import raised, stoppable
-from ..search import Found, Search
+from ..search import Search
 from ..solving import deterministic_solver
 from .task import Task
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from ...cost_models.schedules import SPLIT
 from ...search_spaces.enumeration import Space
+from ..found import Counts, Found
 from ..interrupts import stoppable
-from ..search import Counts, Found, Search, unsearched
+from ..search import Search, unsearched
 from .task import Task
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from ...search_spaces.layout import Floats
 from ..bounds import frame_bounds
+from ..found import Candidate, Counts, Found
 from ..interrupts import stoppable
-from ..search import Candidate, Counts, Found
 from .coordinates import Coordinates, Key, Picks, Places
 from .refinement import overflow_s, refined
 from .task import Task

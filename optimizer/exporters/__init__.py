@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ...search_spaces.documents import did_you_mean
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import parse_offload
 from ..result import Plan
@@ -27,7 +28,7 @@ def render(plan: Plan, framework: str, framework_version: str | None = None) -> 
     the framework or version is unknown; Infeasible if the framework cannot express the plan.
     """
     if framework not in EXPORTERS:
-        raise InputError(f"framework {framework!r} is not one of {', '.join(EXPORTERS)}")
+        raise InputError(f"framework {framework!r} is not one of {', '.join(EXPORTERS)}{did_you_mean(framework, tuple(EXPORTERS))}")
     layout, stack = plan.plan.layout, plan.problem.stack
     if framework != process_groups.FRAMEWORK and plan.problem.workload.offload_to == "peers" and parse_offload(layout.offload)[1]:
         said = f"{framework} has no option that keeps a stage's activations on another's devices; plan without --offload-to peers"

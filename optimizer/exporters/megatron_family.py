@@ -97,10 +97,15 @@ def with_load(left: Mapping[str, Variable]) -> list[tuple[str, Variable]]:
     return [*left.items(), ("load", left["save"])]
 
 
+def _activation(asked: MegatronRequest) -> str:
+    model = asked.architecture
+    return "clamped quick GELU, gated," if model.moe is not None and model.moe.clamped else "SwiGLU" if model.gated else "GELU"
+
+
 def model_notes(asked: MegatronRequest) -> list[str]:
     """What a ModelSpec does not record, and the script therefore takes for granted, and what training hangs on."""
     notes = [
-        f"the MLP's activation is taken to be {'SwiGLU' if asked.architecture.gated else 'GELU'} and dropout to be off; rope "
+        f"the MLP's activation is taken to be {_activation(asked)} and dropout to be off; rope "
         "scaling, initialisation and the optimizer's settings are the framework's defaults unless you set them"
     ]
     if any(isinstance(kind.mixer, Attention) and kind.mixer.scaled_rotary for kind in asked.spec.kinds.values()):

@@ -237,7 +237,8 @@ def _stages(asked: MegatronRequest) -> Settings:
             f"{speaks} can only set the first and the last of {layout.pp} stages apart, and stages of "
             f"{', '.join(map(str, asked.counts))} layers are not so; {speaks.framework} 0.13 has layout strings"
         )
-    return [speaks.set("first_stage_layers", ends[0]), speaks.set("last_stage_layers", ends[1]), *chunks, *overlap]
+    last = [speaks.set("last_stage_layers", ends[1])] if layout.pp > 2 else []  # 0.12 divides what both leave by pp − 2
+    return [speaks.set("first_stage_layers", ends[0]), *last, *chunks, *overlap]
 
 
 def _dispatch(asked: MegatronRequest) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...search_spaces.layout import FLAG_RANK_ORDERS, FULL_BLOCK, NONE, SELECTIVE, Recompute
+from ...search_spaces.layout import FLAG_RANK_ORDERS, FULL_BLOCK, FULL_UNIFORM, NONE, SELECTIVE, Recompute
 from ...search_spaces.model import LatentAttention
 from .knobs import Settings
 from .megatron_model import Architecture, MegatronRequest
@@ -43,8 +43,16 @@ def family_problems(asked: MegatronRequest) -> Iterator[str]:
             f"rank order {layout.rank_order}: flags say {' or '.join(FLAG_RANK_ORDERS)} only; export to groups, or call "
             f"megatron.core's initialize_model_parallel(order={layout.rank_order!r})"
         )
+    if uneven := _uneven_units(asked):
+        yield f"recompute {asked.recompute}: units of {uneven[0]} layers do not divide a chunk of {uneven[1]}"
     if asked.offload[0] and layout.optimizer_sharding != "zero1":
         yield f"optimizer offload needs optimizer_sharding zero1; it is {layout.optimizer_sharding}"
+
+
+def _uneven_units(asked: MegatronRequest) -> tuple[int, int] | None:
+    """(layers of a checkpoint, layers of a chunk) where uniform recompute leaves some over."""
+    depth = asked.recompute.layers if asked.recompute and asked.recompute.mode == FULL_UNIFORM else 1
+    return next(((depth, count) for count in asked.counts if count % depth), None)
 
 
 def _ungrouped(pp: int, micro_batches: int, group: int) -> Iterator[str]:

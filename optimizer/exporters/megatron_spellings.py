@@ -165,6 +165,8 @@ MEGATRON_LM: dict[str, tuple[Spelling, ...]] = {
 
 # --- MindSpeed-LLM: what it adds to, or spells unlike, Megatron-LM 0.12.1 ----------------------------------------------------
 
+SELECTIVE_FLAGS = {"layernorm": "recompute_norm", "moe_act": "recompute_activation", "mla_up_proj": "recompute_mla"}
+"""Modules that MindSpeed-LLM recomputes alone, and the knob of each."""
 MINDSPEED_LLM: dict[str, tuple[Spelling, ...]] = {
     "cp_type": (
         Spelling(

@@ -19,6 +19,7 @@ from .megatron_parallel import (
     overlap_settings,
     tp_overlap_settings,
 )
+from .megatron_spellings import SELECTIVE_FLAGS
 from .splits import layer_list, megatron_layout, noop_layers, padded_ids
 
 FRAMEWORK = "mindspeed-llm"
@@ -34,8 +35,6 @@ ENVIRONMENT: dict[str, str | None] = {
     "STREAMS_PER_DEVICE": "32",
 }
 """As in the project's own scripts for the Atlas A3."""
-
-SELECTIVE_FLAGS = {"layernorm": "recompute_norm", "moe_act": "recompute_activation", "mla_up_proj": "recompute_mla"}
 
 
 def flags(plan: Plan, version: str | None = None) -> list[tuple[str, ...]]:

@@ -103,7 +103,7 @@ class Laid(ABC):
         if self.layout.stages:
             return layer_counts(self.layout.stages, self.layout.schedule)
         chunks = self.layout.pp * self.layout.vpp
-        return (self.layers // chunks,) * chunks
+        return (self.layers // chunks,) * min(chunks, self.layers + 1)  # a job may ask for billions, illegal and empty
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,14 @@ FRAMEWORK = "torchtitan"
 MODULE = "torchtitan_plan"
 SCRIPT = "torchtitan.sh"
 LAYERS = ("def layers(first, end):", '    return [f"layers.{number}" for number in range(first, end)]', "", "")
+POSITIONS = (
+    "def with_positions(model, length):",
+    '    """Rotary tables as long as a sequence: the registry stops at the length that a model was pretrained with."""',
+    "    for layer in model.layers:",
+    "        layer.attention.rope = replace(layer.attention.rope, max_seq_len=max(length, layer.attention.rope.max_seq_len))",
+    "",
+    "",
+)
 CHUNKED_LOSS = "ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocabulary))"
 
 
@@ -162,8 +170,8 @@ def _problems(asked: Request) -> Iterator[str]:
         yield f"interleaving runs equal rounds of micro-batches, which {layout.num_microbatches} over pp {layout.pp} are not"
     if recompute and (recompute.mode in (SELECTIVE, FULL_UNIFORM) or (recompute.mode == FULL_BLOCK and not _whole(asked))):
         yield f"recompute {recompute}: it recomputes all layers or none; plan with recompute=full or none"
-    if asked.offload[1] or asked.offload[0] not in (0.0, 1.0):
-        yield f"offload {layout.offload}: it offloads weights and optimizer whole or not; plan with optimizer:1 or none"
+    if any(asked.offload):
+        yield f"offload {layout.offload}: its offload takes weights and gradients along; plan with offload=none"
     if asked.precision in ("fp16", "fp4"):
         yield f"precision {asked.precision}: it has bf16 and fp8"
 
@@ -214,7 +222,6 @@ def layout_settings(asked: Laid) -> Settings:
             micro_batch=layout.micro_batch if pipelined and speaks.has("micro_batch") else None,
             local_batch=local if speaks.has("local_batch") else None,
         ),
-        speaks.set("optimizer_offload", asked.offload[0] > 0),
         speaks.set("recompute", "none" if recompute is None or recompute.mode == NONE else "full"),
     ]
 
@@ -275,6 +282,7 @@ def _module(asked: Request, opened: Settings, rate: Variable) -> str:
     loss = "MTPLoss.Config(global_vocab_size=vocabulary)" if len(registry) > 1 and "mtp" in registry[1] else CHUNKED_LOSS
     imports = [
         "import os",
+        "from dataclasses import replace",
         "",
         *([f"from torchtitan.components.quantization import {', '.join(quantised)}"] if quantised else []),
         *(["from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss"] if loss is CHUNKED_LOSS else []),
@@ -288,11 +296,13 @@ def _module(asked: Request, opened: Settings, rate: Variable) -> str:
     body = [
         "",
         "",
+        *POSITIONS,
         *(LAYERS if asked.layout.pp > 1 else []),
         "def planned():",
         '    """Everything that the plan decides, over what torchtitan ships for the model."""',
         f"    config = {shipped.config}()",
         f"    config.model_spec = model_registry({', '.join(registry)})",
+        f"    with_positions(config.model_spec.model, {asked.problem.workload.seq_len})",
         "    vocabulary = decoder_vocab_size(config.model_spec)",
         f"    config.loss = {loss}",
         f"    config.optimizer = default_adamw(lr={read(rate)})",

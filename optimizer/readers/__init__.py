@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from ...search_spaces.documents import MAX_BYTES
+from ...search_spaces.documents import MAX_BYTES, did_you_mean
 from ...search_spaces.errors import InputError
 from . import deepspeed, job_yaml, megatron_bridge, megatron_script, mindformers, paraplan, torchtitan, verl
 from .job import FaultTolerance, Finding, Job, SplitWish
@@ -63,7 +63,7 @@ def read_job(config: str | Path, *, form: str | None = None, devices: int | None
     """
     where, text = _layout_or_file(config)
     if form is not None and form not in FORMATS:
-        raise InputError(f"--format {form!r} is not one of {', '.join(FORMATS)}")
+        raise InputError(f"--format {form!r} is not one of {', '.join(FORMATS)}{did_you_mean(form, tuple(FORMATS))}")
     try:
         job = read_text(text, where, form=form, devices=devices, variables=variables)
         started_by = _started_by(Path(where).expanduser(), variables) if job.devices is None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...search_spaces.documents import did_you_mean, parse_document
@@ -111,16 +111,21 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         precision="fp16" if doc.flag("fp16.enabled") else "bf16",
         written=doc.written,
         findings=tuple(findings),
-        assumptions=(
-            *said,
-            *(["pp 1: pipeline.stages is not given; a pipeline is in the code that trains"] if pp == 1 else []),
-            *([] if checkpointed else ["no recompute: activation_checkpointing.number_checkpoints is not given"]),
-            *(["bf16: neither fp16 nor bf16 is enabled"] if not _some_precision(doc) else []),
-        ),
+        assumptions=(*said, *_defaults(doc, pp, checkpointed)),
         unmodelled=doc.unmodelled(FRAMEWORK),
         unknown=doc.unknown,
         unresolved=auto,
     )
+
+
+def _defaults(doc: Document, pp: int, checkpointed: int | None) -> Iterator[str]:
+    """What is taken where nothing is said."""
+    if pp == 1:
+        yield "pp 1: pipeline.stages is not given; a pipeline is in the code that trains"
+    if not checkpointed:
+        yield "no recompute: activation_checkpointing.number_checkpoints is not given"
+    if not _some_precision(doc):
+        yield "bf16: neither fp16 nor bf16 is enabled"
 
 
 def _stage(doc: Document, auto: Sequence[str], where: str) -> int:

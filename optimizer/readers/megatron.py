@@ -5,32 +5,26 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from difflib import get_close_matches
 
 from ...search_spaces.errors import InputError
-from ...search_spaces.inputs import load_stack
-from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES, Stage
-from ...search_spaces.stack import Footprint
-from ..exporters.splits import parse_megatron_layout
+from ...search_spaces.layout import CP_TYPES, RECOMPUTE_MODULES
+from ...search_spaces.libraries import mindspeed_llm
+from ...search_spaces.rulebook.terms import ARGUMENTS
+from ...search_spaces.rulebook.terms import CONFIG as TRANSFORMER
+from ..exporters.megatron_spellings import SELECTIVE_FLAGS
 from .dialects import Words, knobs_of
-from .job import Finding, Job, SplitWish
+from .job import Finding, Job
 from .megatron_combinations import apart_from_backward, dense_stage, excluded, lacking
 from .megatron_contradictions import contradictions, undefaulted
-from .megatron_model import Described, describe, noops
+from .megatron_model import Described, describe
+from .megatron_stack import exposed, gathers_fp8, stack_changes
+from .megatron_stages import chunks_of, other_chunks, split_of
 from .options import Knobs
 from .shell import reason_of, shown, unresolved
-from .splits import uneven_remedy
 
-ARGUMENTS = "Megatron-LM megatron/training/arguments.py"
-FLEX_BACKENDS = ("deepep", "hybridep")  # whose exchanges have a price of their own
 DEGREES = ("tp", "cp", "pp", "ep", "micro_batch")
 SHARDING_BY_STRATEGY = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
-FP32_STATES, SHARED_WITH_BF16 = 12.0, 2.0
-"""Bytes per parameter: of a main weight and two moments, and what BF16 weights share (MindSpeed docs/features/reuse-fp32-param)."""
-EP_OVERLAPPED = "megatron-bridge-ep-overlap"
-"""The stack that says what share of the exchange of tokens Megatron-Core's paired passes hide."""
-FUSED_LOSS = "megatron-bridge"
-"""The stack that says what a logit holds under Transformer Engine's cross entropy."""
 OTHER_CP_TYPES = {
     "all_gather": "allgather",
     "adaptive_cp_algo": "p2p",
@@ -38,7 +32,6 @@ OTHER_CP_TYPES = {
     "mamba_cp_algo": "p2p",
 }
 """Words of the family for kinds of CP, and of those that no price is for the nearest."""
-MINDSPEED_SELECTIVE = {"recompute_norm": "layernorm", "recompute_activation": "moe_act", "recompute_mla": "mla_up_proj"}
 
 
 def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
@@ -46,12 +39,12 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
     model = describe(knobs)
     degrees, assumptions = _degrees(knobs, model, Words(framework))
     findings: list[Finding] = []
-    degrees["vpp"] = _vpp(knobs, model, degrees["pp"], framework, findings)
+    degrees["vpp"] = chunks_of(knobs, model, degrees["pp"], framework, findings)
     if knobs.text("schedule") == "dualpipev":
         degrees["vpp"] = 2  # the schedule's own: the two ends of a V on every stage
-    split, listed = _split(knobs, degrees, model, findings)
+    split, listed = split_of(knobs, degrees, model, findings)
     if listed is not None:
-        findings += _other_chunks(knobs, listed, framework)
+        findings += other_chunks(knobs, listed, framework)
         degrees["vpp"] = listed
     schedule = _schedule(knobs, degrees)
     findings += [*_vocabulary(knobs, degrees["tp"], framework), *apart_from_backward(knobs, degrees), *excluded(knobs, framework)]
@@ -74,7 +67,7 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
             "offload": _offload(knobs, model),
             "rank_order": "tp-cp-ep-pp-dp" if knobs.has("rank_order_pp_inside_dp") else "tp-cp-ep-dp-pp",
         },
-        exposed=tuple(_exposed(knobs)),
+        exposed=tuple(exposed(knobs)),
         devices=devices,
         global_batch=knobs.whole("global_batch"),
         seq_len=knobs.whole("seq_len"),
@@ -84,7 +77,7 @@ def job_of(knobs: Knobs, framework: str, form: str, devices: int | None) -> Job:
         sizes=model.sizes,
         split=split,
         stack="megatron-fsdp" if sharding.partition(":")[0] in ("zero2", "zero3", "hsdp") and framework == "megatron-lm" else None,
-        stack_changes=_stack_changes(knobs, framework),
+        stack_changes=stack_changes(knobs, framework),
         written={
             knob: _as_written(knobs.names[knob], values, framework) for knob, values in knobs.values.items() if knob in knobs.names
         },
@@ -146,126 +139,6 @@ def _refuse_unset(knobs: Knobs) -> None:
 
 TOLD = ("tp", "pp", "micro_batch")
 """Degrees of which it is told that they are taken for 1."""
-
-
-def _other_chunks(knobs: Knobs, listed: int, framework: str) -> Iterator[Finding]:
-    """Chunks per stage that a layout does not have; Megatron-Bridge takes both where they agree."""
-    given = knobs.whole("vpp")
-    if framework == "megatron-bridge" and given is not None and given != listed:
-        said = f"{knobs.names['vpp']} is {given}, but {knobs.names['layout']} has {listed} chunks a stage"
-        yield Finding("C062", f"{said}; give {listed}, or leave it out.", "the layout says how many chunks there are", ARGUMENTS)
-
-
-def _vpp(knobs: Knobs, model: Described, pp: int, framework: str, findings: list[Finding]) -> int:
-    """Chunks per stage, given as such or as layers of a chunk."""
-    ways = [knobs.names[knob] for knob in ("vpp", "vpp_layers", "layout") if knobs.has(knob)]
-    if framework == "megatron-bridge" and knobs.has("vpp") and knobs.has("layout"):
-        ways.remove(knobs.names["vpp"])
-    if len(ways) > 1:
-        findings.append(
-            Finding("C062", f"{' and '.join(ways)} both say how stages are cut; give one.", "they exclude each other", ARGUMENTS)
-        )
-    chunks, depth = knobs.whole("vpp"), knobs.whole("vpp_layers")
-    if chunks is None and depth is not None and "layers" not in model.sizes:
-        knobs.unresolved.append(f"{knobs.names['vpp_layers']} {depth} (how many chunks that is follows from --num-layers)")
-    if chunks is not None or depth is None or "layers" not in model.sizes:
-        return chunks or 1
-    layers = knobs.whole("layers") or 0
-    if layers % (pp * depth):
-        said = f"chunks of {depth} layers on pp = {pp} stages, {pp * depth} a round, do not divide {layers} layers"
-        remedy = _other_depths(layers, pp, knobs.names["vpp_layers"])
-        findings.append(Finding("C060", f"{said}{remedy}.", "a stage's chunks hold as many layers each", ARGUMENTS))
-        return max(2, round(layers / (pp * depth)))  # chunks it asks for, as nearly as can be
-    return layers // (pp * depth)
-
-
-def _other_depths(layers: int, pp: int, option: str) -> str:
-    """Layers of a chunk that would divide a stage's; without chunks, the nearest cut that is not even."""
-    if layers % pp == 0:
-        depths = [d for d in range(1, layers // pp) if (layers // pp) % d == 0]
-        return f"; {', '.join(map(str, depths))} would, as would leaving {option} out" if depths else f"; leave {option} out"
-    uneven = uneven_remedy(layers, pp)
-    return f", nor do the stages; without {option}, {uneven} would" if uneven else f", nor do the {pp} stages"
-
-
-def _split(knobs: Knobs, degrees: dict[str, int], model: Described, findings: list[Finding]) -> tuple[SplitWish, int | None]:
-    """How stages are cut, and the chunks per stage where a layout string says so."""
-    pp, vpp = degrees["pp"], degrees["vpp"]
-    text = knobs.text("layout")
-    if text is not None:
-        try:
-            stages = parse_megatron_layout(text.replace(" ", "") if text.startswith("[") else text, pp)
-        except InputError as error:
-            findings.append(Finding("C063", f"{error}.", "Megatron-Core refuses the layout", ARGUMENTS))
-            return SplitWish(free=True), None
-        findings += [*_beside_noops(knobs, "layout"), *_beside_dualpipev(knobs), *_other_layers(knobs, stages)]
-        return SplitWish(layout=stages), len(stages[0].chunks)
-    listed = knobs.text("layer_list")
-    if listed is not None:
-        findings += _beside_noops(knobs, "layer_list")
-        counts = [int(part) for part in re.split(r"[,\s]+", listed) if re.fullmatch(r"\d{1,6}", part)]
-        return SplitWish(counts=tuple(counts)), None
-    layers = knobs.whole("layers")
-    left_out = noops(knobs, layers) if layers else ()
-    if left_out and layers:
-        return _around_noops(layers, left_out, degrees, knobs, findings), None
-    first, last = (knobs.whole(f"{end}_stage_layers", 0) or None for end in ("first", "last"))
-    if vpp > 1 and (first or last) and knobs.has("vpp_layers"):
-        findings.append(
-            Finding(
-                "C062",
-                "a first or last stage of its own needs --num-virtual-stages-per-pipeline-rank, not layers per chunk.",
-                "layers per chunk differ between stages",
-                ARGUMENTS,
-            )
-        )
-    return SplitWish(first=first, last=last, embedding=knobs.has("count_embedding"), loss=knobs.has("count_loss")), None
-
-
-def _around_noops(
-    layers: int, left_out: tuple[int, ...], degrees: dict[str, int], knobs: Knobs, findings: list[Finding]
-) -> SplitWish:
-    """Chunks as even in layers with the no-ops counted, less those that each holds."""
-    chunks = degrees["pp"] * degrees["vpp"]
-    if layers % chunks:
-        findings.append(
-            Finding(
-                "C072",
-                f"pp·vpp = {chunks} does not divide the {layers} layers, no-ops included.",
-                "no-op layers fill the model up to an even split",
-                "MindSpeed mindspeed/features_manager",
-            )
-        )
-        return SplitWish(free=True)
-    size = layers // chunks
-    counts = tuple(size - sum(index * size <= each < (index + 1) * size for each in left_out) for index in range(chunks))
-    return SplitWish(counts=counts)
-
-
-def _beside_noops(knobs: Knobs, knob: str) -> Iterator[Finding]:
-    """No-op layers beside another way to cut stages."""
-    layers = knobs.whole("layers")
-    left_out = noops(knobs, layers) if layers else ()
-    if left_out and layers:
-        remedy = f"leave --noop-layers out and give --num-layers {layers - len(left_out)}"
-        sentence = f"{knobs.names[knob]} and --noop-layers both say how stages are cut; {remedy}."
-        yield Finding("C072", sentence, "no-op layers fill an even split up", "MindSpeed mindspeed/features_manager")
-
-
-def _beside_dualpipev(knobs: Knobs) -> Iterator[Finding]:
-    if knobs.text("schedule") == "dualpipev":
-        sentence = f"{knobs.names['layout']} does not go with --schedules-method dualpipev; give one of them."
-        source = "MindSpeed mindspeed/features_manager/pipeline_parallel/pipeline_model_parallel_layout_feature.py"
-        yield Finding("C074", sentence, "the layout's chunks go round, dualpipev's back", source)
-
-
-def _other_layers(knobs: Knobs, stages: tuple[Stage, ...]) -> Iterator[Finding]:
-    """A layout string that places other layers than --num-layers, where that counts no-ops in."""
-    layers = knobs.whole("layers")
-    placed = sum(chunk.layers[1] - chunk.layers[0] + 1 for stage in stages for chunk in stage.chunks if chunk.layers)
-    if layers and noops(knobs, layers) and placed != layers:
-        sentence = f"the layout places {placed} decoder layers, {knobs.names['layers']} is {layers}; give both the same."
-        yield Finding("C063", sentence, "Megatron-Core refuses the layout", ARGUMENTS)
 
 
 def _vocabulary(knobs: Knobs, tp: int, framework: str) -> Iterator[Finding]:
@@ -336,9 +209,7 @@ def _recompute(knobs: Knobs, model: Described, framework: str, findings: list[Fi
     method, depth = knobs.text("recompute_method"), knobs.whole("recompute_layers", 0)
     if framework == "mindspeed-llm" and granularity != "full":
         dense = model.sizes.get("experts") == 0
-        modules = [
-            module for knob, module in MINDSPEED_SELECTIVE.items() if knobs.has(knob) and not (dense and module == "moe_act")
-        ]
+        modules = [module for module, knob in SELECTIVE_FLAGS.items() if knobs.has(knob) and not (dense and module == "moe_act")]
         modules += ["core_attn"] if granularity == "selective" else []
         return f"selective:{'+'.join(modules)}" if modules else "none"
     if granularity == "full":
@@ -360,7 +231,10 @@ def _recompute(knobs: Knobs, model: Described, framework: str, findings: list[Fi
             findings.append(Finding("C100", sentence, "only full recompute is counted in layers", ARGUMENTS))
         words = (knobs.text("recompute_modules") or "core_attn").split()
         known = [word for word in words if word in RECOMPUTE_MODULES]
-        knobs.unknown += [f"--recompute-modules {word}" for word in words if word not in RECOMPUTE_MODULES]
+        for word in (word for word in words if word not in RECOMPUTE_MODULES):
+            known_words = ", ".join(get_close_matches(word, RECOMPUTE_MODULES, 1) or RECOMPUTE_MODULES)
+            sentence = f"--recompute-modules {word} is no module that recomputes; {known_words} would do."
+            findings.append(Finding("C101", sentence, "modules go by name", TRANSFORMER))
         return f"selective:{'+'.join(known)}" if known else "none"
     return "none"
 
@@ -387,83 +261,6 @@ def _precision(knobs: Knobs, findings: list[Finding]) -> str | None:
     return "bf16" if knobs.has("bf16") else "fp16" if knobs.has("fp16") else None
 
 
-def _exposed(knobs: Knobs) -> Iterator[str]:
-    """Traffic that the options leave beside the compute instead of behind it."""
-    if not knobs.has("overlap_gradients"):
-        yield "dp_gradients"
-    if not (knobs.has("overlap_parameters") and knobs.has("overlap_gradients")):
-        yield "dp_parameters"
-    if knobs.has("no_pp_overlap"):
-        yield "pp_interleaved"
-
-
-def _stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    if knobs.has("gradients_bf16"):
-        changes["gradient_bytes"] = 2
-    if knobs.text("first_moment") == "bf16" and knobs.text("second_moment") == "bf16":
-        changes["optimizer_bytes"] = 8.0
-    if knobs.has("reuse_fp32"):
-        changes["optimizer_bytes"] = float(changes.get("optimizer_bytes", FP32_STATES)) - SHARED_WITH_BF16
-        changes["optimizer_offload"] = knobs.has("optimizer_offload")  # each excludes the other
-    if framework == "mindspeed-llm":
-        changes["attention_kernel"] = "flash" if knobs.has("attention_kernel") else "unfused"
-    elif knobs.text("attention_kernel") == "unfused":
-        changes["attention_kernel"] = "unfused"
-    dispatcher = knobs.text("dispatcher")
-    if dispatcher in ("allgather", "alltoall", "flex"):
-        changes["moe_dispatcher"] = dispatcher
-        backend = knobs.text("flex_backend") or ("deepep" if framework == "megatron-lm" else "")  # Megatron's own default
-        if dispatcher == "flex" and backend in FLEX_BACKENDS:
-            changes["flex_backend"] = backend
-    elif knobs.has("experts") and dispatcher is None and framework != "megatron-bridge":
-        changes["moe_dispatcher"] = "allgather"
-    footprint: dict[str, Any] = {}
-    if _gathers_fp8(knobs, framework):
-        changes["gathered_weight_bytes"] = 1
-        footprint["cached_weight_bytes"] = {}  # the weights themselves are what is cast
-    bucket = knobs.whole("gradient_bucket")
-    if bucket:
-        changes["gradient_bucket"] = bucket
-    divisor = knobs.whole("vocab_divisor")
-    if divisor:
-        changes["vocab_divisor"] = divisor
-    if knobs.has("recompute_ahead"):
-        changes["recompute_ahead"] = True
-    if knobs.has("overlap_ep") and framework != "mindspeed-llm":
-        changes["overlap"] = {"ep": load_stack(EP_OVERLAPPED).overlap.ep}
-    logit_bytes = _logit_bytes(knobs)
-    if logit_bytes is not None:
-        footprint["logit_bytes"] = logit_bytes
-    if footprint:
-        changes["footprint"] = footprint
-    group = knobs.whole("microbatch_group")
-    if group:
-        changes["microbatch_group"] = group
-    return changes
-
-
-def _gathers_fp8(knobs: Knobs, framework: str) -> bool:
-    """Whether weights are gathered in FP8: only a job that computes in it can, and PyTorch's FSDP does not.
-
-    A recipe of Megatron-Bridge may say so where it is not read.
-    """
-    computes = knobs.has("fp8") or framework == "megatron-bridge"
-    return knobs.has("fp8_parameters") and computes and not knobs.has("torch_fsdp")
-
-
-def _logit_bytes(knobs: Knobs) -> float | None:
-    """What a logit holds at the loss, where options choose its kernel; None leaves it to the stack.
-
-    Transformer Engine's kernel writes the gradient over the logits, Megatron-Core's own keeps an FP32 copy, fused or not.
-    """
-    kernel, off = knobs.text("loss_kernel"), "fused_cross_entropy" in knobs.names and not knobs.has("fused_cross_entropy")
-    if off or kernel == "native":
-        return Footprint().logit_bytes
-    fused = kernel == "te" and knobs.has("fused_cross_entropy")
-    return load_stack(FUSED_LOSS).footprint.logit_bytes if fused else None
-
-
 def _assumed(knobs: Knobs, model: Described, framework: str) -> Iterator[str]:
     if not (knobs.has("bf16") or knobs.has("fp16")):
         yield "bf16: neither --bf16 nor --fp16 is given; Megatron would train in fp32, which is not priced"
@@ -478,9 +275,9 @@ def _assumed(knobs: Knobs, model: Described, framework: str) -> Iterator[str]:
     if knobs.has("swap_attention"):
         yield f"{knobs.names['swap_attention']} is priced as if it were not given: attention's activations stay on the device"
     if knobs.has("reuse_fp32"):
-        saved = f"{SHARED_WITH_BF16:g} bytes per parameter less of optimizer states, sharded as these are"
+        saved = f"{mindspeed_llm().shared_weight_bytes.value:g} bytes per parameter less of optimizer states, sharded as these are"
         yield f"{knobs.names['reuse_fp32']}: FP32 weights share memory with BF16 ones, {saved}"
-    if _gathers_fp8(knobs, framework):
+    if gathers_fp8(knobs, framework):
         option = knobs.names["fp8_parameters"]
         yield f"{option}: all weights are gathered in a byte each; with a copy for the backward pass they take as much as in BF16"
     if knobs.has("recompute_ahead"):

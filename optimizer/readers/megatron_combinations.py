@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...search_spaces.rulebook.terms import ARGUMENTS
+from ...search_spaces.rulebook.terms import CONFIG as TRANSFORMER
 from .dialects import TABLED, Words
 from .job import Finding
 from .options import Knobs
 
-ARGUMENTS = "Megatron-LM megatron/training/arguments.py"
 NEEDS = (
     ("C085", "tp_extends_ep", ("overlap_permutation",), ("mindspeed-llm",)),
     ("C085", "tp_extends_ep", ("grouped_gemm",), ("mindspeed-llm",)),
@@ -34,7 +35,6 @@ def lacking(knobs: Knobs, framework: str) -> Iterator[Finding]:
             yield Finding(rule, f"{knobs.names[knob]} needs {wanted} beside it.", "the framework refuses it without", ARGUMENTS)
 
 
-TRANSFORMER = "Megatron-LM megatron/core/transformer/transformer_config.py"
 DUALPIPEV = "MindSpeed mindspeed/features_manager/pipeline_parallel/dualpipev_feature.py"
 CORE = ("megatron-lm", "megatron-bridge")
 FAMILY = (*CORE, "mindspeed-llm")

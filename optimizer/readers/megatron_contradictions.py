@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 
+from ...search_spaces.libraries import megatron_core
+from ...search_spaces.rulebook.terms import ARGUMENTS
+from ...search_spaces.rulebook.terms import CONFIG as TRANSFORMER
 from .job import Finding
-from .megatron_combinations import ARGUMENTS, TRANSFORMER, given_options
+from .megatron_combinations import given_options
 from .megatron_model import pattern_length, positions
 from .options import Knobs
 
 SPECS = "Megatron-LM megatron/core/models/gpt/gpt_layer_specs.py"
 ATTENTION = "Megatron-LM megatron/core/transformer/attention.py"
-DEFAULT_TOP_K = 2
-"""Experts of a token where --moe-router-topk is not given (transformer_config.py: moe_router_topk)."""
 PAIRED_DISPATCHERS = ("alltoall", "flex")
 """Dispatchers whose exchanges Megatron-Core pairs with another micro-batch's compute."""
 PADDED, CAPACITY = "--moe-pad-expert-input-to-capacity", "--moe-expert-capacity-factor"
@@ -100,11 +101,14 @@ def _routing(knobs: Knobs, experts: int) -> Iterator[Finding]:
     """Tokens that go to more experts, or more groups of them, than there are."""
     if not experts:
         return
-    chosen = knobs.whole("top_k") or DEFAULT_TOP_K
+    chosen = knobs.whole("top_k") or int(megatron_core().experts_of_a_token.value)
     if chosen > experts:
         said = f"{knobs.names['top_k']} {chosen}" if knobs.has("top_k") else f"{chosen} experts a token, Megatron's default,"
         sentence = f"{said} is more than the {experts} experts that there are."
         yield Finding("C082", sentence, "a token goes to an expert once", "Megatron-LM megatron/core/transformer/moe/moe_utils.py")
+    if knobs.has("expert_bias") and (score := knobs.text("score_function") or "softmax") == "softmax":
+        sentence = f"{knobs.names['expert_bias']} needs --moe-router-score-function sigmoid, not {score}."
+        yield Finding("C083", sentence, "the bias is added to scores that stand alone", TRANSFORMER)
     groups, picked = knobs.whole("routing_groups"), knobs.whole("routing_groups_topk")
     if groups and picked and experts % groups:
         sentence = f"{knobs.names['routing_groups']} {groups} does not divide the {experts} experts."
@@ -169,6 +173,9 @@ def _exchanges(knobs: Knobs) -> Iterator[Finding]:
     if knobs.has("experts") and shared in given_options(knobs) and dispatcher not in PAIRED_DISPATCHERS:
         sentence = f"{shared} needs --moe-token-dispatcher-type alltoall or flex, not {dispatcher}."
         yield Finding("C083", sentence, "shared experts run beside the exchange of tokens", TRANSFORMER)
+    if shared in given_options(knobs) and "shared_experts" in (knobs.text("recompute_modules") or "").split():
+        sentence = f"{shared} does not go with recompute of shared_experts; leave one of them out."
+        yield Finding("C101", sentence, "what runs beside the exchange is kept", TRANSFORMER)
     if knobs.has("deepep_alone") and dispatcher != "flex":
         sentence = f"{knobs.names['deepep_alone']} needs --moe-token-dispatcher-type flex, not {dispatcher}."
         yield Finding("C083", sentence, "DeepEP is one of that dispatcher's backends", TRANSFORMER)

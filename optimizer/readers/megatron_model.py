@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from ...search_spaces.documents import sentence
 from ...search_spaces.errors import InputError
 from ...search_spaces.layer_pattern import compact
+from ...search_spaces.libraries import megatron_core, mindspeed_llm
 from ...search_spaces.model import ModelSpec
 from .options import Knobs
 
@@ -272,7 +273,7 @@ def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
             "shared_gate": knobs.has("shared_gate"),
         }
         numbers = ("latent_size", "routing_groups", "routing_groups_topk")
-        top_k, score = given["top_k"] or 2, knobs.text("score_function") or "softmax"
+        top_k, score = given["top_k"] or int(megatron_core().experts_of_a_token.value), knobs.text("score_function") or "softmax"
         mlp: dict[str, Any] = {
             "kind": "moe",
             "experts": given["experts"],
@@ -294,10 +295,6 @@ def _kind(knobs: Knobs, given: Given, name: str) -> dict[str, Any]:
     return {"mixer": _mixer(knobs, given, name.endswith("_window")), "mlp": mlp}
 
 
-INDEXER = {"indexer_heads": 64, "indexer_head_dim": 128, "indexer_topk": 2048}
-"""MindSpeed-LLM's defaults (mindspeed_llm features_manager/transformer/multi_latent_attention/dsa_indexer_feature.py)."""
-
-
 def _indexed(knobs: Knobs, given: Given) -> bool:
     """Whether latent attention picks the tokens it looks at."""
     return knobs.has("indexer") or bool(given["indexer_heads"])
@@ -313,11 +310,9 @@ def _mixer(knobs: Knobs, given: Given, window: bool) -> dict[str, Any]:
     heads, hidden = given["heads"] or 1, given["hidden_size"] or 1
     if knobs.has("mla"):
         mixer: dict[str, Any] = {"kind": "mla", "heads": heads, "q_lora_rank": given["q_lora_rank"]}
-        defaults = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-        mixer |= {name: given[name] or value for name, value in defaults.items()}
-        if _indexed(knobs, given):
-            mixer |= {name: given[name] or value for name, value in INDEXER.items()}
-        return mixer
+        indexer = mindspeed_llm().indexer if _indexed(knobs, given) else {}
+        widths = {**megatron_core().latent_attention, **indexer}
+        return mixer | {name: given[name] or value for name, value in widths.items()}
     bias = not knobs.has("no_bias")
     mixer = {
         "kind": "attention",

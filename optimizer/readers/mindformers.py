@@ -89,22 +89,12 @@ MODEL_PLAIN = (*(name for name in knobs_of(FRAMEWORK) if name.startswith(MODEL))
 def read(text: str, where: str, devices: int | None = None) -> Job:
     """The job of a mindformers YAML. InputError where it has no parallel_config."""
     data = parse_document(text, where, aliases=True)
-    if not isinstance(data.get("parallel_config"), dict):
-        raise InputError(f"{where}: parallel_config is missing; give a training YAML of {FRAMEWORK}")
-    doc = Document(data, where)
-    mode = doc.text("run_mode")
-    if mode in NOT_TRAINING:
-        raise InputError(f"{where}: run_mode = {mode} is no training job; give the YAML of a training run")
-    given = {column: doc.whole(f"parallel_config.{name}") for column, name in DEGREES.items()}
-    degrees = {column: value or 1 for column, value in given.items()}
-    said = [f"{column} 1: parallel_config.{DEGREES[column]} is not given" for column, value in given.items() if value is None]
+    doc = _of_training(data, where)
+    said: list[str] = []
+    degrees = _degrees(doc, said)
     interleaves = doc.flag("parallel.pipeline_config.pipeline_interleave") or False
-    vpp = doc.whole(f"{MODEL}.pp_interleave_num") or 1
-    degrees |= {"vpp": vpp, "micro_batch": doc.whole("runner_config.batch_size") or 1}
-    count = doc.whole("parallel_config.micro_batch_num") or 1
-    accumulated = doc.whole("runner_config.gradient_accumulation_steps") or 1
-    global_batch = degrees["micro_batch"] * count * accumulated * degrees["dp"]
-    said.append(f"global batch {global_batch}: batch_size · micro_batch_num · gradient_accumulation_steps · data_parallel")
+    vpp = degrees["vpp"] = doc.whole(f"{MODEL}.pp_interleave_num") or 1
+    global_batch = _global_batch(doc, degrees, said)
     grid = degrees["tp"] * degrees["cp"] * degrees["pp"] * degrees["dp"]
     if devices is None:
         said.append(f"{grid} devices: the product of its degrees")
@@ -157,6 +147,32 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
         no_model=unread,
         unknown=doc.unknown,
     )
+
+
+def _of_training(data: dict[str, Any], where: str) -> Document:
+    if not isinstance(data.get("parallel_config"), dict):
+        raise InputError(f"{where}: parallel_config is missing; give a training YAML of {FRAMEWORK}")
+    doc = Document(data, where)
+    mode = doc.text("run_mode")
+    if mode in NOT_TRAINING:
+        raise InputError(f"{where}: run_mode = {mode} is no training job; give the YAML of a training run")
+    return doc
+
+
+def _degrees(doc: Document, said: list[str]) -> dict[str, int]:
+    given = {column: doc.whole(f"parallel_config.{name}") for column, name in DEGREES.items()}
+    said += [f"{column} 1: parallel_config.{DEGREES[column]} is not given" for column, value in given.items() if value is None]
+    return {column: value or 1 for column, value in given.items()}
+
+
+def _global_batch(doc: Document, degrees: dict[str, int], said: list[str]) -> int:
+    """Sequences of a step; the micro-batch joins the degrees."""
+    degrees["micro_batch"] = doc.whole("runner_config.batch_size") or 1
+    count = doc.whole("parallel_config.micro_batch_num") or 1
+    accumulated = doc.whole("runner_config.gradient_accumulation_steps") or 1
+    global_batch = degrees["micro_batch"] * count * accumulated * degrees["dp"]
+    said.append(f"global batch {global_batch}: batch_size · micro_batch_num · gradient_accumulation_steps · data_parallel")
+    return global_batch
 
 
 def _schedule(doc: Document, vpp: int, said: list[str], findings: list[Finding]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import FULL_BLOCK, FULL_UNIFORM, SELECTIVE, Layout, Recompute, parse_offload
+from ..exporters.megatron_spellings import SELECTIVE_FLAGS
 from ..exporters.splits import layer_counts, megatron_layout
 from .dialects import Words
 from .job import Job
@@ -18,7 +19,6 @@ Speller = Callable[[Job, Layout, str], str]
 DEGREES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
 OVERLAPS = {"dp_gradients": "--overlap-grad-reduce", "dp_parameters": "--overlap-param-gather"}
 NO_P2P_OVERLAP = "--no-overlap-p2p-communication"
-MINDSPEED_MODULES = {"layernorm": "recompute_norm", "moe_act": "recompute_activation", "mla_up_proj": "recompute_mla"}
 
 
 def spelled(job: Job, layout: Layout, column: str) -> str:
@@ -160,7 +160,7 @@ def _recompute(speaks: Words, choice: Recompute) -> str:
         return f"no {granularity}"
     if speaks.framework == "mindspeed-llm":
         return " ".join(
-            speaks.flag(MINDSPEED_MODULES[name])[0] if name in MINDSPEED_MODULES else f"{granularity} selective"
+            speaks.flag(SELECTIVE_FLAGS[name])[0] if name in SELECTIVE_FLAGS else f"{granularity} selective"
             for name in choice.module_names
         )
     return f"{granularity} selective {speaks.flag('recompute_modules')[0]} {' '.join(choice.module_names)}"

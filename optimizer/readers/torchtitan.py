@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_model
+from ...search_spaces.libraries import torchtitan
 from ...search_spaces.model import ModelSpec
 from .arguments import empty_words
 from .dialects import knobs_of
@@ -38,6 +39,8 @@ MODELS = {
     ("gpt_oss", "120b"): "gpt-oss-120b",
 }
 """torchtitan's model and flavour → the catalog's name."""
+POSITIONS = {"llama3": 131072, "deepseek_v3": 16384, "qwen3": 40960, "gpt_oss": 131072}
+"""Of each module of torchtitan 0.3.0's registry, rope's max_seq_len, beyond which training does not start."""
 PLAIN = (
     "training.disable_cuda_graphs",
     *("job.", "profiling.", "metrics.", "optimizer.", "lr_scheduler.", "checkpoint.", "comm.", "memory_estimation.", "validation."),
@@ -45,12 +48,11 @@ PLAIN = (
     *("model.tokenizer", "model.hf_assets", "hf_assets_path", "tokenizer", "training.deterministic", "training.seed"),
     *("dataloader.", "training.gc_freq", "module", "config", "nproc", "nnodes", "rdzv", "local-ranks", "role", "tee", "profiler."),
 )
+NAMED = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert", "etp": "expert_tensor"}
 SECTIONS = ("parallelism", "training")
 FIELDS = frozenset(name for name in knobs_of(FRAMEWORK) if name.startswith(SECTIONS))
 STARTED, MTP = "program.config", "program.num_mtp_layers"
 """Where `_from_program` puts the function that a program starts from, and the MTP layers of its model."""
-USUAL_BATCH = 8
-"""local_batch_size where nothing sets it."""
 APART = ("model_spec", "loss", "activation_checkpoint")
 """What a program makes of classes, and is read by itself."""
 CHECKPOINTING = re.compile(r"activation[-_]checkpoint")
@@ -66,9 +68,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
     doc = Document(data, where)
     started = doc.text(STARTED)
     devices = devices or launched
-    named = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
-    degrees = {column: doc.whole(f"parallelism.{name}_parallel_degree") or 1 for column, name in named.items()}
-    degrees["etp"] = doc.whole("parallelism.expert_tensor_parallel_degree") or 1
+    degrees = {column: doc.whole(f"parallelism.{name}_parallel_degree") or 1 for column, name in NAMED.items()}
     findings: list[Finding] = []
     script = Script() if is_python(text) or is_toml(text) else read_script(text, variables, where)
     said = list(script.decisions)
@@ -83,16 +83,15 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
     schedule, several = _schedule(doc, where, degrees["pp"])
     degrees["vpp"], split = _stages(doc, degrees["pp"], schedule, several, model, findings)
     seq_len = doc.whole("training.seq_len", "training.max_context_length")
+    if "max_seq_len" not in text:  # nor does a program give the model other positions
+        findings += _beyond_positions(doc, seq_len)
     tokens = doc.whole(MICRO_TOKENS)
     sizes = _in_tokens(doc, degrees, tokens, seq_len, findings, said) if tokens else _in_sequences(doc, degrees, findings, said)
     micro, global_batch = sizes
     degrees |= {"micro_batch": micro} if micro else {}
     rest = _memory(doc, degrees, replicate, shard, checkpointing, said)
     precision = "fp8" if "float8" in str(doc.get("model.converters") or "").lower() else "bf16"
-    sp = (
-        not (doc.flag("parallelism.disable_sequence_parallel") or False)
-        and doc.flag("parallelism.enable_sequence_parallel") is not False
-    )
+    off = doc.flag("parallelism.disable_sequence_parallel") or doc.flag("parallelism.enable_sequence_parallel") is False
     apart = _eager(doc, said)
     doc.skip(*PLAIN)
     return Job(
@@ -100,7 +99,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         framework=FRAMEWORK,
         degrees=degrees,
         choices={
-            "sequence_parallel": "true" if sp and degrees["tp"] > 1 else "false",
+            "sequence_parallel": "false" if off or degrees["tp"] == 1 else "true",
             "cp_type": _cp_type(doc),
             "schedule": schedule,
             **rest,
@@ -121,11 +120,22 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
         assumptions=tuple(said),
         unmodelled=doc.unmodelled(FRAMEWORK),
         unknown=doc.unknown,
-        unresolved=(
-            *(without_value(f"{path} {value}") for path, value in doc.values.items() if unresolved(str(value))),
-            *map(without_value, empty_words(_command(script))),
-        ),
+        unresolved=tuple(_unresolved(doc, script)),
     )
+
+
+def _beyond_positions(doc: Document, seq_len: int | None) -> Iterator[Finding]:
+    """Sequences longer than the rotary tables of the registry's model."""
+    module = str(doc.get("module", "model.name") or "").lower()
+    most = POSITIONS.get(module)
+    if most is not None and seq_len is not None and seq_len > most:
+        sentence = f"training.seq_len {seq_len} is more than the {most} positions of {module}'s models; {most} would do."
+        yield Finding("C043", sentence, "every token has a position", "torchtitan torchtitan/models/common/decoder.py")
+
+
+def _unresolved(doc: Document, script: Script) -> Iterator[str]:
+    yield from (without_value(f"{path} {value}") for path, value in doc.values.items() if unresolved(str(value)))
+    yield from map(without_value, empty_words(_command(script)))
 
 
 def is_started(text: str) -> bool:
@@ -137,7 +147,7 @@ def is_started(text: str) -> bool:
 
 def is_toml(text: str) -> bool:
     """Whether a text is a torchtitan TOML."""
-    return bool(re.search(r"^\[(parallelism|training|experimental)\]", text, re.MULTILINE))
+    return bool(re.search(r"^\[(parallelism|training|experimental)\b", text, re.MULTILINE))
 
 
 def program(text: str, where: str) -> Made | None:
@@ -264,7 +274,7 @@ def _replicas(
 def _in_sequences(doc: Document, degrees: Mapping[str, int], findings: list[Finding], said: list[str]) -> tuple[int, int | None]:
     """(micro-batch, global batch) as 0.3 has them."""
     given = doc.whole("training.local_batch_size", "training.batch_size")
-    local = given or USUAL_BATCH
+    local = given or int(torchtitan().local_batch_size.value)
     said += [] if given else [f"local_batch_size {local}: {FRAMEWORK}'s default, as none is given"]
     micro = (doc.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if degrees["pp"] > 1 else local
     if local % micro:
@@ -391,7 +401,7 @@ def _cp_type(doc: Document) -> str:
 def _memory(
     doc: Document, degrees: dict[str, int], replicate: int, shard: int | None, mode: str | None, said: list[str]
 ) -> dict[str, str]:
-    """Sharding, recompute and offload."""
+    """Sharding and recompute."""
     policy = doc.text("parallelism.fsdp_reshard_after_forward") or "default"
     pipelined = degrees["pp"] > 1  # "default" is then "never", as the stack says of its stages: one program
     kept = policy == "never" and not pipelined
@@ -405,9 +415,9 @@ def _memory(
         said.append("fsdp_reshard_after_forward always in a pipeline is priced as default: weights gathered once a step")
     if mode == "selective":
         said.append("selective activation checkpointing, by operators, is priced as no recompute")
-    offload = doc.flag("training.enable_cpu_offload") or False
+    if doc.flag("training.enable_cpu_offload"):
+        said.append("training.enable_cpu_offload is priced as if it were not given: all stays on the device")
     return {
         "optimizer_sharding": sharding,
         "recompute": "full" if mode == "full" else "none",
-        "offload": "optimizer:1" if offload else "none",
     }

@@ -32,7 +32,7 @@ def render(calibrations: Calibrations, console: Console) -> None:
         for line in figure_lines(found):
             table.add_row(*line)
         console.print(Padding(table, INDENT))
-        for sentence in (*expectations(found, calibrations.intervals), *doubts(found)):
+        for sentence in (*planned(found, calibrations), *expectations(found, calibrations.intervals), *doubts(found)):
             console.print(Padding(Text(sentence), INDENT))
         for sentence in warnings(found):
             console.print(Padding(Text(sentence, style="red"), INDENT))
@@ -68,11 +68,22 @@ def figure_lines(found: Calibration) -> list[tuple[str, ...]]:
     return lines
 
 
+def planned(found: Calibration, calibrations: Calibrations) -> list[str]:
+    """In a sentence: which stack a site's runs are taken for, and how a plan is told."""
+    if not calibrations.site:
+        return []
+    names = ", ".join(name or "software that is not named" for name in found.guessed)
+    taken = f"{names} is taken for {found.stack}, the nearest that is known: " if names else ""
+    alone = len({each.stack for each in calibrations if each.accelerator == found.accelerator}) == 1
+    return [f"{taken}plan with --stack {found.stack}" + ", or with this profile and no --stack" * alone]
+
+
 def expectations(found: Calibration, intervals: Intervals) -> list[str]:
     """In sentences: how far step times to come may lie from their predictions, by kind of model."""
     own = intervals.pairs.get(found.stack, {}).get(found.accelerator, {})
     return [
-        f"step times of {kind} models may be {1 - each.low:.0%} lower to {each.high - 1:.0%} higher ({each.source})"
+        f"step times of {kind} models may be {100 * (1 - each.low):.0f} % lower to {100 * (each.high - 1):.0f} % higher "
+        f"({each.source})"
         for kind, each in (("dense", own.get("dense")), ("MoE", own.get("moe")))
         if each is not None
     ]
@@ -115,14 +126,15 @@ def profile_yaml(calibrations: Calibrations) -> str:
         document["intervals"] = intervals
     if calibrations.pools:
         document["pooled"] = {name: _pooled(pool) for name, pool in calibrations.pools.items()}
-    said = [(c, "; ".join((errors_sentence(c), *expectations(c, calibrations.intervals)))) for c in calibrations]
+    of_each = ((c, (errors_sentence(c), *planned(c, calibrations), *expectations(c, calibrations.intervals))) for c in calibrations)
+    said = [(c, "; ".join(sentences)) for c, sentences in of_each]
     head = "".join(f"# {c.stack} on {c.accelerator}: {rows(c)}; {words}\n" for c, words in said)
     head += "".join(f"# {c.stack} on {c.accelerator}: {sentence}\n" for c in calibrations for sentence in warnings(c))
     return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 
 def _pooled(pool: Pool) -> dict[str, object]:
-    stacks = sorted({one.pair.stack for one in pool.seen})
-    source = f"pooled from {len(pool.seen)} fits of {', '.join(stacks)}"
+    stacks = {one.pair.stack for one in pool.seen}
+    source = f"pooled from {len(pool.seen)} fits of {len(stacks)} stacks"
     factors = {label: float(f"{factor:.3g}") for label, factor in sorted(pool.factors().items())}
     return {"factors": factors, "spread": pool.spread, "source": source}

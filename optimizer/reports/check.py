@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -15,12 +16,13 @@ from ..checking.tolerance import Tolerance, span
 from ..readers.spelling import BATCH_MADE_UP
 from ..result import PricedLayout
 from . import wording
-from .drawing import BAD, DOUBT, GOOD, LABEL, STRONG, grid, print_sections, section, width_of
+from .drawing import BAD, DOUBT, GOOD, LABEL, STRONG, bullets, grid, print_sections, section, width_of
 from .waterfall import layout_lines, signed_seconds, style_of
 
 VERDICTS = {"fits": GOOD, "unsure": DOUBT, "oom": BAD}
 MOST_UNKNOWN = 12
-MOST_COUNTS = 300
+MANY_CHUNKS = 16
+"""Chunks whose layers nobody reads one by one."""
 PLAIN = {"offload": "none", "rank_order": "tp-cp-ep-dp-pp"}
 SAME_PEAK_GIB = 0.05
 MOST_RUNS = 12
@@ -39,14 +41,14 @@ def render_check(found: Checked, name: str, console: Console) -> None:
     if found.fault_tolerance is not None:
         sections.append(_tolerance(found.fault_tolerance))
     if found.advice:
-        sections.append(section("Worth knowing", *_bullets(found.advice)))
+        sections.append(section("Worth knowing", bullets(found.advice)))
     told = _not_judged(found)
     if told:
-        sections.append(section("Not judged", *_bullets(told)))
+        sections.append(section("Not judged", bullets(told)))
     if found.unknown or found.unresolved or found.may_change_model:
         sections.append(_not_understood(found))
     if found.assumptions:
-        sections.append(section("Assumptions", *_bullets(found.assumptions)))
+        sections.append(section("Assumptions", bullets(found.assumptions)))
     print_sections(console, sections, width)
 
 
@@ -61,8 +63,8 @@ def render_groups(found: CheckedGroups, name: str, console: Console) -> None:
         table.add_row(*_group_row(each))
     sentences = [sentence for each in found.dimensions for sentence in each.broken]
     title = Text.assemble((f"Process groups of {name}", STRONG), f"  {found.devices:,} ranks ({found.devices_from})")
-    wrong = [section("Wrong", *_bullets((*found.broken, *sentences)))] if not found.ok else []
-    checked = section("Checked", *_bullets(found.checked))
+    wrong = [section("Wrong", bullets((*found.broken, *sentences)))] if not found.ok else []
+    checked = section("Checked", bullets(found.checked))
     print_sections(console, [title, section("Groups", table, note=verdict), *wrong, checked], width)
 
 
@@ -91,9 +93,25 @@ def _title(found: Checked, name: str) -> RenderableType:
         text.append("\n" + ", ".join(chosen))
     chunks = [f"{each - mtp}{_ahead(mtp)}" for each, mtp in zip(found.stages, found.mtp, strict=True)]
     if len(set(chunks)) > 1:
-        counts = "+".join(chunks)
-        text.append(f"\nlayers per chunk {counts if len(counts) <= MOST_COUNTS else counts[:MOST_COUNTS] + '…'}")
+        text.append(f"\nlayers per chunk {_runs(chunks)}")
     return text
+
+
+def _runs(chunks: Sequence[str]) -> str:
+    """Layers of chunks in their order: «4+5+5+3», of many equal ones that follow on each other once, «4, 9 × 5, 3»."""
+    if len(chunks) < MANY_CHUNKS:
+        return "+".join(chunks)
+    runs = [(len(list(run)), each) for each, run in groupby(chunks)]
+    return ", ".join(f"{count} × {each}" if count > 1 else each for count, each in runs)
+
+
+def _shown(value: str) -> str:
+    """A value, long lists of layers folded."""
+    name, _, counts = value.rpartition("=")
+    chunks = counts.split("+")
+    if len(chunks) < MANY_CHUNKS or not re.fullmatch(r"[\d+]+", counts):
+        return value
+    return f"{name}= {_runs(chunks)} (as it is written: --json)"
 
 
 def _ahead(layers: int) -> str:
@@ -124,7 +142,7 @@ def _legal(found: Checked) -> RenderableType:
     body: list[RenderableType] = [table]
     if found.nearest:
         body.append(Text("Nearest legal:", style=STRONG))
-        body += _bullets([_nearest_line(found, place) for place in range(len(found.nearest))])
+        body.append(bullets(_nearest_line(found, place) for place in range(len(found.nearest))))
     return section("Legal", *body, note=Text(f"no: {wording.count(len(found.broken), 'rule')} broken", style=BAD))
 
 
@@ -171,9 +189,9 @@ def _fits(found: Checked, fit: Fit) -> RenderableType:
         body.append(Text(f"{wording.gib(fit.over_gib)} too much; {mend}", style=BAD))
     lines = []
     for each in fit.mends:
-        costs = f": {wording.gib(each.peak_gib)} ({each.verdict}), step {wording.signed(wording.percent(each.slower))}"
+        costs = f": {wording.gib(each.peak_gib)} ({each.verdict}), step {wording.change(each.slower)}"
         lines.append(Text.assemble(*(part for old, new in each.changes for part in (_diff(old, new), ", ")))[:-2].append(costs))
-    body += _bullets(lines) if lines else []
+    body += [bullets(lines)] if lines else []
     if found.priced is not None:
         body.append(_stages(found.priced))
     doubt = f"unsure, rather {'not' if fit.over_gib > 0 else 'yes'}: within 15 % of what is free"
@@ -244,7 +262,7 @@ def _changes(found: Checked) -> Iterator[RenderableType]:
         return
     if all(change.seconds is None for change in found.changes):
         yield Text("What to change:", style=STRONG)
-        yield from _bullets([_diff(change.before, change.after) for change in found.changes])
+        yield bullets(_diff(change.before, change.after) for change in found.changes)
         return
     table = grid("right", "right", "wrap")
     table.add_row(*(Text(head, style=LABEL) for head in ("step", "peak", "change")))
@@ -266,10 +284,10 @@ def _diff(before: str, after: str) -> Text:
     pairs = [pair for pair in zip_longest(before.split(AND), after.split(AND), fillvalue="") if pair[0] != pair[1]]
     if len(pairs) > 1:
         return Text(", ").join(_diff(*pair) for pair in pairs)
-    before, after = pairs[0] if pairs else (before, after)
-    if before.startswith("no --") and after.startswith("--"):
+    before, after = map(_shown, pairs[0] if pairs else (before, after))
+    if before.startswith("no ") and not after.startswith("no "):
         return Text.assemble("add ", (after, STRONG))
-    if after.startswith("no --") and before.startswith("--"):
+    if after.startswith("no ") and not before.startswith("no "):
         return Text.assemble("drop ", (before, STRONG))
     shared = next((i for i, pair in enumerate(zip(before, after, strict=False)) if len(set(pair)) > 1), 0)
     same = max(before[:shared].rfind(end) for end in " =:") + 1
@@ -288,8 +306,8 @@ def _tolerance(found: Tolerance) -> RenderableType:
         ("best interval", found.best_interval_s),
     ]
     known = ", ".join(f"{name} {span(value)}" for name, value in figures if value is not None)
-    body: list[RenderableType] = [*([Text(known)] if known else []), *(_bullets(found.advice) if found.advice else [])]
-    body += _bullets([f"needs {need}" for need in found.needs]) if found.needs else []
+    body: list[RenderableType] = [*([Text(known)] if known else []), *([bullets(found.advice)] if found.advice else [])]
+    body += [bullets(f"needs {need}" for need in found.needs)] if found.needs else []
     return section("Fault tolerance", *(body or [Text("nothing to judge")]))
 
 
@@ -309,11 +327,4 @@ def _not_understood(found: Checked) -> RenderableType:
         )
     if found.unresolved:
         lines.append(f"without a value in the file, and left out (--set NAME=VALUE): {', '.join(found.unresolved[:MOST_UNKNOWN])}")
-    return section("Not understood", *_bullets(lines))
-
-
-def _bullets(sentences: Sequence[str | Text]) -> list[RenderableType]:
-    table = grid("left", "wrap", gap=1)
-    for sentence in sentences:
-        table.add_row(Text("·", style=LABEL), Text(sentence) if isinstance(sentence, str) else sentence)
-    return [table]
+    return section("Not understood", bullets(lines))

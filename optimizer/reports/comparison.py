@@ -58,9 +58,7 @@ def _time(first: PricedLayout, other: PricedLayout) -> Deltas:
     """Each term's difference as a share of the first step."""
     terms = dict.fromkeys((*first.breakdown_s, *other.breakdown_s))
     shares = {name: (other.breakdown_s.get(name, 0.0) - first.breakdown_s.get(name, 0.0)) / first.step_time_s for name in terms}
-    return [
-        (share, f"{wording.signed(wording.percent(share))} {name}") for name, share in shares.items() if abs(share) >= WORTH_TIME
-    ]
+    return [(share, f"{wording.change(share)} {name}") for name, share in shares.items() if abs(share) >= WORTH_TIME]
 
 
 def _memory(first: PricedLayout, other: PricedLayout) -> Deltas:

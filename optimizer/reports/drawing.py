@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
@@ -15,6 +16,10 @@ LABEL, STRONG, GOOD, DOUBT, BAD = "dim", "bold", "green", "yellow", "red"
 LEAST_WORDS = 16
 """Columns in which words still wrap well."""
 EIGHTHS = "▏▎▍▌▋▊▉█"
+HELD = "\ue000"
+"""Stands, until it is printed, for a blank at which no line may break: rich breaks at every kind of blank."""
+BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[mµn]?s|min|h|days?|[kMGT]i?B|[GT]B/s|TFLOP/s)(?![\w/]))")
+"""The blank between a figure and its unit."""
 
 
 def width_of(console: Console) -> int:
@@ -28,12 +33,25 @@ def print_sections(console: Console, sections: Iterable[RenderableType], width: 
     A table that needs more columns than there are gets them, and the terminal breaks its lines: pressed in, it would lose digits.
     """
     for each in sections:
+        hold_units(each)
         needed = max(width, least_width(each))
         console.width = max(console.width, needed)
         with console.capture() as captured:
             console.print(each, width=needed, highlight=False)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
+        lines = [line.rstrip() for line in captured.get().replace(HELD, " ").splitlines()]
         console.file.write("\n".join([*lines, "", ""]))
+
+
+def hold_units(part: RenderableType) -> None:
+    """Keeps every figure of a part on one line with its unit."""
+    if isinstance(part, Text):
+        part.plain = BEFORE_UNIT.sub(HELD, part.plain)
+    elif isinstance(part, Padding):
+        hold_units(part.renderable)
+    elif isinstance(part, Group | Table):
+        inside = part.renderables if isinstance(part, Group) else [cell for column in part.columns for cell in column.cells]
+        for each in inside:
+            hold_units(each)
 
 
 def least_width(part: RenderableType) -> int:
@@ -67,6 +85,14 @@ def grid(*justify: str, gap: int = 2) -> Table:
     table = Table.grid(padding=(0, gap, 0, 0))
     for side in justify:
         table.add_column(justify="right" if side == "right" else "left", no_wrap=side != "wrap", overflow="fold")
+    return table
+
+
+def bullets(sentences: Iterable[str | Text]) -> Table:
+    """Sentences below each other, each with a dot before it."""
+    table = grid("left", "wrap", gap=1)
+    for sentence in sentences:
+        table.add_row(Text("·", style=LABEL), Text(sentence) if isinstance(sentence, str) else sentence)
     return table
 
 

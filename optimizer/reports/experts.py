@@ -37,14 +37,18 @@ def _headline(found: ExpertPlacement) -> RenderableType:
     where = Text(f"an EP group touches {place}{kept}", style=LABEL)
     gain = Text.assemble(
         "The fullest rank has ",
-        (wording.times(found.today) if found.today >= 10 else f"{found.today:.2f}×", STRONG),
+        (_over_mean(found.today), STRONG),
         " the mean today, and ",
-        (f"{found.placed:.3f}×", GOOD),
+        (_over_mean(found.placed), GOOD),
         f" as placed (mean over {wording.count(len(found.layers), 'layer')}).",
     )
     if found.supernodes == 1:
         return Group(title, where, Text(), gain)
     return Group(title, where, Text(), gain, Text(_crosses(found)))
+
+
+def _over_mean(load: float) -> str:
+    return f"{load:.3f}×" if load < 10 else f"{wording.significant(load)}×"
 
 
 def _crosses(found: ExpertPlacement) -> str:

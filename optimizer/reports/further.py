@@ -35,10 +35,11 @@ def further_sections(plan: Plan) -> Iterator[RenderableType]:
 
 
 def degrees(layout: Layout) -> str:
-    """«tp 4 · pp 2 · dp 8», micro-batch and recompute behind: what a layout is told from its neighbours by."""
+    """«tp 4 · pp 2 · dp 8», micro-batch, recompute and offload behind: what a layout is told from its neighbours by."""
     parts = [f"{name.replace('micro_batch', 'mb')} {getattr(layout, name)}" for name in DEGREES if getattr(layout, name) > 1]
     recompute = layout.recompute.removeprefix("selective:")
-    return " ".join([*parts, *([f"recompute {recompute}"] if recompute != "none" else [])]) or "one device"
+    chosen = {"recompute": recompute, "offload": layout.offload}
+    return " ".join([*parts, *(f"{name} {value}" for name, value in chosen.items() if value != "none")]) or "one device"
 
 
 def differences(first: Layout, other: Layout) -> str:
@@ -99,9 +100,7 @@ def _what_if(row: WhatIf, layout: Layout) -> tuple[str, str, str, str]:
     if row.step_time_s is None or row.difference is None or row.layout is None:
         return row.change, wording.NONE, wording.NONE, "nothing fits"
     same = "the same" if row.same_layout else differences(layout, row.layout)
-    share = row.difference
-    said = "±0" if abs(share) < 0.5 * wording.SMALLEST_SHARE else wording.signed(wording.percent(share))
-    return row.change, wording.seconds(row.step_time_s, 4), said, same
+    return row.change, wording.seconds(row.step_time_s, 4), wording.change(row.difference), same
 
 
 def _thresholds(found: Sensitivity, layout: Layout) -> Group:
@@ -148,9 +147,7 @@ def _refined(found: Refined) -> Group:
     """What the study gained, the knobs that it moved, and what it looked at."""
     parts: list[RenderableType] = [Text(_gain(found), style=STRONG if found.moved else "")]
     if found.gain and found.noise is not None and found.gain < found.noise:
-        parts.append(
-            Text(f"Two layouts of one problem are misjudged against each other by {wording.percent(found.noise)}: run both.")
-        )
+        parts.append(Text(f"{wording.told_apart(found.noise)}: run both."))
     if found.moved:
         table = grid("left", "wrap", "wrap")
         table.add_row(*(Text(text, style=LABEL) for text in ("moved", "plan", "refined")))

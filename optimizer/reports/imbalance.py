@@ -21,8 +21,8 @@ def render_steps(steps: Sequence[StepAt], console: Console) -> None:
 
 def steps_section(steps: Sequence[StepAt]) -> RenderableType:
     """The step time over the imbalance, with the measured ones named."""
-    table = grid("right", "right", "left", "left")
-    table.add_row(*(Text(head, style=LABEL) for head in ("imbalance", "step", "", "")))
+    table = grid("right", "right", "left", "left", "left")
+    table.add_row(*(Text(head, style=LABEL) for head in ("imbalance", "step", "", "memory", "")))
     longest = max(step.step_time_s for step in steps)
     for step in steps:
         style = {"today": DOUBT, "placed": GOOD}.get(step.of, "")
@@ -31,16 +31,24 @@ def steps_section(steps: Sequence[StepAt]) -> RenderableType:
             Text(f"{step.imbalance:.3f}", style=style),
             Text(wording.seconds(step.step_time_s), style=style),
             Text(bar(cells), style=style or LABEL),
+            Text(step.memory_verdict, style="" if step.memory_verdict == "fits" else DOUBT),
             Text(step.of, style=style),
         )
-    by = {step.of: step.step_time_s for step in steps}
+    by = {step.of: step for step in steps}
     body: list[RenderableType] = [table]
     if "today" in by and "placed" in by:
-        saved = by["today"] / by["placed"] - 1.0
-        body.append(
-            Text(
-                f"Placing the experts shortens the step by {wording.percent(1.0 - by['placed'] / by['today'])} "
-                f"({wording.percent(saved)} more tokens a second)."
-            )
-        )
+        body.append(Text(_saved_words(by["today"], by["placed"])))
     return section("Step time", *body, note=Text("if the fullest rank receives so many times the mean", style=LABEL))
+
+
+def _saved_words(today: StepAt, placed: StepAt) -> str:
+    """What placing the experts saves of a step, and whether either runs."""
+    shorter, more = 1.0 - placed.step_time_s / today.step_time_s, today.step_time_s / placed.step_time_s - 1.0
+    saved = f"Placing the experts shortens the step by {wording.percent(shorter)} ({wording.percent(more)} more tokens a second)"
+    runs = {"fits": "", "unsure": "may run out of memory", "oom": "runs out of memory"}
+    if today.memory_verdict == placed.memory_verdict != "fits":
+        return f"{saved}, if it ran: either way it {runs[placed.memory_verdict]}."
+    said = [
+        f"{when} it {runs[at.memory_verdict]}" for when, at in (("today", today), ("placed", placed)) if runs[at.memory_verdict]
+    ]
+    return f"{saved}{', if both ran: ' if said else ''}{', '.join(said)}."

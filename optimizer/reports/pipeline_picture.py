@@ -99,11 +99,12 @@ def _windows(step: StepTimeline) -> tuple[Window, ...]:
 
 def _header(scene: Scene, step: StepTimeline, windows: Sequence[Window]) -> None:
     layout, problem = step.layout, step.problem
-    degrees = " · ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "ep", "vpp"))
+    names = ("tp", "cp", "pp", "dp", *(["ep"] if problem.model.is_moe else []), "vpp")
+    degrees = " · ".join(f"{name} {getattr(layout, name)}" for name in names)
     title = f"{problem.model.name} on {layout.devices:,} × {problem.cluster.accelerator.name}: {layout.schedule}, {degrees}"
     waits = list(dict.fromkeys(wording.percent(float(share)) for share in (step.idle_share.min(), step.idle_share.max())))
     said = (
-        f"step {wording.seconds(step.step_s)}, {layout.num_microbatches:,} micro-batches of {layout.micro_batch}; "
+        f"step {wording.seconds(step.step_s)}, {layout.num_microbatches:,} micro-batches of {layout.micro_batch}, numbered from 0; "
         f"stages wait {' to '.join(waits)} of the pipeline's {wording.seconds(step.pipeline.step_s)}"
     )
     if len(windows) > 1:

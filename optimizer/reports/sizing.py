@@ -8,8 +8,10 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ..comparing import Compared, Overtake, Row, Side, in_words
+from ..device_counts import MORE
 from ..result import Goodput, Line
-from ..sizing import MORE, Sizing, Tried
+from ..sizing import Sizing
+from ..training_run import Tried
 from . import wording
 from .drawing import BAD, DOUBT, GOOD, LABEL, STRONG, WIDE, grid, print_sections, section, width_of
 from .further import degrees
@@ -84,7 +86,8 @@ def _spares(found: Sizing) -> str:
     if not known or found.repair_days is None:
         return ""
     away = "a day" if found.repair_days == 1 else f"{found.repair_days:g} days"
-    return f"{known} cover those in repair, {away} each, 99 % of the time"
+    covers = "covers" if known in ("1 server", "1 supernode") else "cover"
+    return f"{known} {covers} those in repair, {away} each, 99 % of the time"
 
 
 def goodput_section(found: Goodput, spares: str = "") -> RenderableType:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..result import Plan
+from ..rule_prices import CHANGE
 from ..supernode_result import CheckpointTraffic, DevicesLeft, InsideCost, LeftOption, ReservePrice, SlowPlace
 from . import wording
 from .drawing import DOUBT, GOOD, LABEL, STRONG, grid, section
@@ -46,7 +47,9 @@ def _inside(cost: InsideCost) -> Group:
     else:
         with_s, without_s = wording.seconds(cost.step_time_s), wording.seconds(cost.step_time_without_s)
         lines.append(
-            Text.assemble(("it costs ", LABEL), (f"{cost.slower:.1%}", DOUBT), f"   {with_s} against {without_s} without it:")
+            Text.assemble(
+                ("it costs ", LABEL), (wording.percent(cost.slower), DOUBT), f"   {with_s} against {without_s} without it:"
+            )
         )
         lines.append(Text(f"{degrees(cost.without)}   on {cost.without.devices:,} devices"))
     if not cost.proved:
@@ -131,7 +134,7 @@ def slow_words(plan: Plan) -> list[Text]:
     """What the headline's step is of where a device of the plan is slow."""
     if plan.devices_left is None or (place := plan.devices_left.slow) is None:
         return []
-    return [Text(f"that is with the slow device where it does least harm, stage {place.stage}{_elsewhere(place)}", style=DOUBT)]
+    return [Text(f"this is with the slow device where it does least harm, stage {place.stage}{_elsewhere(place)}", style=DOUBT)]
 
 
 def _slow(left: DevicesLeft) -> Iterator[Text]:
@@ -156,6 +159,7 @@ def _row(option: LeftOption, options: Sequence[LeftOption], ruled: bool) -> tupl
     style = STRONG if option.layout == options[0].layout and option.devices == options[0].devices else ""
     if option.step_time_s is None or option.layout is None:
         none = f"nothing faster{' keeps to the rule' * ruled}" if option.beaten else "nothing fits"
+        none = f"no legal layout: {'; '.join(option.forbidden)}" if option.forbidden else none
         none = none if option.complete else f"nothing{' faster' * option.beaten} found, {CUT_SHORT}"
         return Text(option.words), Text("–"), Text("–"), Text(none)
     idle = f"{option.devices_idle:,}"
@@ -174,15 +178,16 @@ def _reserve(price: ReservePrice) -> Group:
     if price.before_s is not None and price.unreserved_s is not None:
         table.add_row(Text("nothing"), Text(wording.seconds(price.unreserved_s)), Text())
         saved = f"{wording.seconds(price.step_time_s - price.before_s)} less"
-        table.add_row(Text(f"just below {price.since_gib:.2f} GiB"), Text(wording.seconds(price.before_s)), Text(saved))
+        table.add_row(Text(f"just below {price.since_gib:.3f} GiB"), Text(wording.seconds(price.before_s)), Text(saved))
     table.add_row(Text(f"{price.reserved_gib:g} GiB", style=STRONG), Text(wording.seconds(price.step_time_s), style=STRONG), Text())
     if price.until_gib is not None:
         step, more = "nothing fits", ""
         if price.after_s is not None:
             step, more = wording.seconds(price.after_s), f"{wording.seconds(price.after_s - price.step_time_s)} more"
-        table.add_row(Text(f"from {price.until_gib:.2f} GiB"), Text(step), Text(more))
+        table.add_row(Text(f"from {price.until_gib:.3f} GiB"), Text(step), Text(more))
     doubt = [] if price.proved else [Text("not proved: the time limit ended a search", style=DOUBT)]
-    return section("Reserved memory", Text(_reserve_words(price)), table, *doubt)
+    note = Text(f"changes of the step under {CHANGE:.1%} are left out of the table", style=LABEL)
+    return section("Reserved memory", Text(_reserve_words(price)), table, *doubt, note=note)
 
 
 def _reserve_words(price: ReservePrice) -> str:
@@ -199,7 +204,7 @@ def _reserve_words(price: ReservePrice) -> str:
         return f"{said}; with one more nothing fits."
     if price.next_s_per_gib > 0 or price.until_gib is None:
         return f"{said}; one more costs {wording.seconds(price.next_s_per_gib)}."
-    return f"{said}; up to {price.until_gib:.2f} GiB more costs nothing."
+    return f"{said}; up to {price.until_gib:.3f} GiB in all cost no more."
 
 
 def checkpoint_section(traffic: CheckpointTraffic) -> Group:
@@ -211,12 +216,15 @@ def checkpoint_section(traffic: CheckpointTraffic) -> Group:
         f"   {first}: {wording.gib(traffic.device_bytes / 2**30)} of every device in {wording.seconds(traffic.drain_s)}",
     )
     step = wording.seconds(traffic.draining_step_time_s)
-    cost = Text.assemble(("step meanwhile ", LABEL), (step, STRONG), f"   {traffic.slower:+.1%}")
+    cost = Text.assemble(("step meanwhile ", LABEL), (step, STRONG), f"   {wording.change(traffic.slower)}")
     if traffic.taken:
-        cost.append(f", {traffic.taken:.0%} of the level's bandwidth gone where both send")
+        cost.append(f", {wording.percent(traffic.taken)} of the level's bandwidth gone where both send")
     lines = [head, cost]
     if traffic.interval_s is not None and traffic.mean_slower is not None:
         lines.append(
-            Text.assemble(("over all ", LABEL), f"{traffic.mean_slower:+.2%}, saved every {wording.seconds(traffic.interval_s)}")
+            Text.assemble(
+                ("over the whole run ", LABEL),
+                f"{wording.change(traffic.mean_slower)} with a save every {wording.seconds(traffic.interval_s)}",
+            )
         )
     return section("Checkpoint traffic", *lines)

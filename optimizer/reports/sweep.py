@@ -17,6 +17,10 @@ from .drawing import BAD, INDENT, LABEL, STRONG, grid, print_sections, section, 
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp")
 SHORT = {"global_batch": "batch", "seq_len": "seq"} | dict(zip(EFFICIENCIES, ("fixed batch", "batch grows"), strict=True))
+SCALING = (
+    "fixed batch: a device's speed over that on the fewest devices planned; batch grows: the same where the batch grows with the "
+    "devices"
+)
 FEW_REASONS = 8
 FULL_WIDTH, USUAL_WIDTH = 110, 80
 GAP, LEAST_LAYOUT = 2, 22
@@ -32,7 +36,8 @@ def render_sweep(rows: Sequence[Row], left: int, where: str, console: Console) -
     if not rows:
         print_sections(console, [section(where, Text("no points"), note=title)], width)
         return
-    sections: list[RenderableType] = [section(where, *_table(rows, width), note=title)]
+    scaled = [Text(SCALING, style=LABEL)] if any(row.get(name) is not None for row in rows for name in EFFICIENCIES) else []
+    sections: list[RenderableType] = [section(where, *_table(rows, width), *scaled, note=title)]
     unplanned = [row for row in rows if row["reason"]]
     if unplanned:
         sections.append(section("Without a plan", *_reasons(unplanned)))

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ...cost_models.intervals import COVERAGE
 from ...cost_models.memory import GIB
 from ...search_spaces.layout import Layout, Problem, Recompute, Stage
 from ...search_spaces.quantities import free_bytes
@@ -21,7 +23,7 @@ from ..aims import FEWER_DEVICES, MEANT, STEP_TIME, best_in
 from ..result import Certificate, Memory, Plan, PricedLayout, StageMemory, Tie
 from . import wording
 from .comparison import MOST_LOSSES, Comparison, compare
-from .drawing import BAD, DOUBT, EIGHTHS, GOOD, INDENT, LABEL, STRONG, WIDE, bar, grid, print_sections, section, width_of
+from .drawing import BAD, DOUBT, EIGHTHS, GOOD, INDENT, LABEL, STRONG, WIDE, bar, bullets, grid, print_sections, section, width_of
 from .further import aim_figure, aim_head, further_sections
 from .supernode import slow_words, supernode_sections
 
@@ -40,6 +42,8 @@ TERM_STYLES = {
     **dict.fromkeys(("bubble", "host"), WAITING),
 }
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "vpp")
+OF_EXPERTS = ("ep", "etp", "edp")
+"""Degrees that a dense model has not."""
 FRAME = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
 SAME_GIB = 0.05
 TRAFFIC_ORDER = ("tp", "cp", "ep", "etp", "pp", "dp", "edp", "offload")
@@ -58,10 +62,18 @@ def render(plan: Plan, console: Console) -> None:
     )
 
 
-def render_layout(problem: Problem, priced: PricedLayout, console: Console) -> None:
-    """Prints one layout with everything that is predicted about it."""
+def render_layout(problem: Problem, priced: PricedLayout, console: Console, broken: Sequence[str] = ()) -> None:
+    """Prints one layout with everything that is predicted about it, first of all the rules that it breaks."""
     width = width_of(console)
-    print_sections(console, [*_priced(problem, priced, width), _assumptions(problem.assumptions)], width)
+    head, *sections = _priced(problem, priced, width)
+    illegal = [_illegal(broken)] if broken else []
+    print_sections(console, [head, *illegal, *sections, _assumptions(problem.assumptions)], width)
+
+
+def _illegal(broken: Sequence[str]) -> Group:
+    """The rules that a layout breaks, and what its price is worth then."""
+    note = f"breaks {wording.count(len(broken), 'rule')}; what follows is what it would cost"
+    return Group(Text.assemble(("NOT LEGAL", f"{STRONG} {BAD}"), "  ", (note, LABEL)), Padding(bullets(broken), (0, 0, 0, INDENT)))
 
 
 def _priced(problem: Problem, priced: PricedLayout, width: int) -> list[RenderableType]:
@@ -109,10 +121,11 @@ def _headline(problem: Problem, priced: PricedLayout) -> Group:
 def _figures(priced: PricedLayout, free_gib: float) -> Table:
     """The four figures that are looked for first, each with its companion below."""
     memory = priced.memory
-    held = f"{wording.gib(over)} over" if (over := memory.peak_gib - free_gib) > 0 else "of"
-    table = grid("left", "left", "left", "left", gap=4)
+    held = f"{wording.amount(over)} over" if (over := memory.peak_gib - free_gib) > 0 else "of"
+    interval = f"{100 * COVERAGE:.0f} %: {wording.interval(*priced.step_time_interval_s)}"
+    table = grid("left", "left", "left", "left", gap=3)
     columns = (
-        ("step time", wording.seconds(priced.step_time_s), wording.interval(*priced.step_time_interval_s)),
+        ("step time", wording.seconds(priced.step_time_s), interval),
         (
             "tokens/s per device",
             wording.significant(priced.tokens_per_s_per_device),
@@ -129,7 +142,8 @@ def _figures(priced: PricedLayout, free_gib: float) -> Table:
 
 
 def _layout(problem: Problem, layout: Layout) -> Group:
-    frame = Text("   ").join(Text.assemble((f"{name} ", LABEL), (str(getattr(layout, name)), STRONG)) for name in DEGREES)
+    names = [name for name in DEGREES if problem.model.is_moe or name not in OF_EXPERTS]
+    frame = Text("   ").join(Text.assemble((f"{name} ", LABEL), (str(getattr(layout, name)), STRONG)) for name in names)
     choices = grid("left", "wrap", "left", "wrap", gap=3)
     entries = list(_choices(layout))
     rows = -(-len(entries) // 2)
@@ -316,7 +330,7 @@ def _figures_beside(plan: Plan) -> tuple[tuple[str, ...], Callable[[PricedLayout
     led, own = _led_by(plan), plan.plan
 
     def more(value: float, than: float) -> str:
-        return wording.signed(wording.percent(value / than - 1.0)) if than else ""
+        return wording.change(value / than - 1.0) if than else ""
 
     def fast(one: PricedLayout) -> tuple[str, ...]:
         slower = "" if one is own else more(one.step_time_s, own.step_time_s)
@@ -337,10 +351,7 @@ def _tie_sentence(ties: Sequence[Tie]) -> str:
     if not first.noise:
         return f"{count} with as much {MEANT.get(first.aim, first.aim)} as the plan: {first.decided_by}."
     may = "be as fast" if first.aim == STEP_TIME else f"lie as low in {MEANT.get(first.aim, first.aim)}"
-    return (
-        f"Two layouts of one problem are misjudged against each other by {wording.percent(first.noise)}: "
-        f"{count} may {may}. Beside the nearest, {first.decided_by}."
-    )
+    return f"{wording.told_apart(first.noise)}: {count} may {may}. Beside the nearest, {first.decided_by}."
 
 
 def _trade(found: Comparison) -> Text:
@@ -365,14 +376,16 @@ def _certificate(plan: Plan) -> Group:
     certificate, led = plan.certificate, _led_by(plan)
     optimal, unknown = certificate.status == "optimal", certificate.gap is None
     bound, gap = wording.seconds(certificate.lower_bound_s or 0.0), wording.percent(certificate.gap or 0.0)
+    anyhow = _any_cuts_gap(plan)
     if unknown:
         verdict = f"{_aim_verdict(plan) if led else 'Not proved.'} No bound is known of how fast a layout could be."
     elif led and not optimal:
         verdict = f"{_aim_verdict(plan)} No layout is faster than {bound}; the plan takes {gap} longer."
     elif optimal:
-        verdict = f"No layout of the space is faster by the cost model: the bound is {bound}, the gap {gap}{_anyhow(certificate)}."
+        none = "No layout of the space is faster by the cost model"
+        verdict = f"{none}: the bound is {bound}, the gap {gap}{_anyhow(certificate, anyhow)}."
     else:
-        verdict = f"Not proved: a layout could be as fast as {bound}; the plan takes {gap} longer{_anyhow(certificate)}."
+        verdict = f"Not proved: a layout could be as fast as {bound}; the plan takes {gap} longer{_anyhow(certificate, anyhow)}."
     counts = _counted(certificate, whole=optimal or bool(led))
     body = [Text(f"{verdict} {counts}"), *(Text(sentence) for sentence in _cuts(certificate))]
     body += [Text(sentence) for sentence in _simulated(plan.plan, plan.alternatives)]
@@ -380,7 +393,7 @@ def _certificate(plan: Plan) -> Group:
     if certificate.beyond:
         body.append(Text(f"Beyond the space: {'; '.join(certificate.beyond)}."))
     body.append(Text(f"Space: {certificate.space}", style=LABEL))
-    status = f"of the step time: {_status(certificate)}" if led else _status(certificate)
+    status = f"of the step time: {_status(certificate, anyhow)}" if led else _status(certificate, anyhow)
     return section("Certificate", *body, note=Text(status, style=GOOD if optimal else DOUBT))
 
 
@@ -411,22 +424,30 @@ def _aim_verdict(plan: Plan) -> str:
     return f"The plan has the {best_in(name)} {how}."
 
 
-def _status(certificate: Certificate) -> str:
+def _any_cuts_gap(plan: Plan) -> float | None:
+    """How much longer the plan takes than layouts could however they are cut, as a share of that; None where the bound on these
+    lies below all that the step may take by its interval, and so says less.
+    """
+    bound_s = plan.certificate.any_cuts_lower_bound_s
+    return plan.certificate.any_cuts_gap if bound_s is not None and bound_s >= plan.plan.step_time_interval_s[0] else None
+
+
+def _status(certificate: Certificate, anyhow: float | None) -> str:
     """The status, with what it leaves out: how layers are cut is proved best of the ways that the space names only."""
-    anyhow = certificate.any_cuts_gap
-    if certificate.status != "optimal" or anyhow is None or anyhow < CUTS_PROVED:
+    all_cuts = certificate.any_cuts_gap is None or certificate.any_cuts_gap < CUTS_PROVED
+    if certificate.status != "optimal" or all_cuts:
         return certificate.status
-    return f"{certificate.status} over the cuts of the space; of any cuts within {wording.percent(anyhow)}"
+    beyond = "" if anyhow is None else f"; of any cuts within {wording.percent(anyhow)}"
+    return f"{certificate.status} over the cuts of the space{beyond}"
 
 
-def _anyhow(certificate: Certificate) -> str:
+def _anyhow(certificate: Certificate, anyhow: float | None) -> str:
     """What layouts could take however they are cut, as the end of a sentence on those of the space."""
-    anyhow, bound_s = certificate.any_cuts_gap, certificate.any_cuts_lower_bound_s
-    if anyhow is None or bound_s is None:
+    if anyhow is None:
         return ""
     if anyhow < CUTS_PROVED:
         return "; nor is any faster that is cut in another way than the space says"
-    bound, gap = wording.seconds(bound_s), wording.percent(anyhow)
+    bound, gap = wording.seconds(certificate.any_cuts_lower_bound_s or 0.0), wording.percent(anyhow)
     return f"; cut in other ways than the space says, none can be faster than {bound}: the plan takes {gap} longer"
 
 
@@ -446,7 +467,7 @@ def _simulated(priced: PricedLayout, others: Sequence[PricedLayout]) -> Iterator
     simulated = priced.simulated_step_time_s
     if simulated is None:
         return
-    off = wording.signed(wording.percent(simulated / priced.step_time_s - 1.0))
+    off = wording.change(simulated / priced.step_time_s - 1.0)
     yield f"Event by event, the schedule takes {wording.seconds(simulated)} ({off})."
     times = [other.simulated_step_time_s or math.inf for other in others]
     least = min(times, default=math.inf)
@@ -455,7 +476,4 @@ def _simulated(priced: PricedLayout, others: Sequence[PricedLayout]) -> Iterator
 
 
 def _assumptions(assumptions: Sequence[str]) -> Group:
-    table = grid("left", "wrap", gap=1)
-    for assumption in assumptions:
-        table.add_row(Text("·", style=LABEL), Text(assumption))
-    return section("Assumptions", table if assumptions else Text("none", style=LABEL))
+    return section("Assumptions", bullets(assumptions) if assumptions else Text("none", style=LABEL))

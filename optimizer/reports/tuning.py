@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ...cost_models.memory import GIB
 from ...search_spaces.layout import RANK_ORDERS, Layout
+from ...search_spaces.quantities import MIB, free_bytes
 from ..result import Plan
 from ..tune import CALIBRATED_FROM, LEAST_TO_STOP, STOP, Lessons, Standing
 from ..tuning_study import Proposal, Subject
@@ -55,11 +56,12 @@ def render_proposal(study: str, storage: str, proposal: Proposal, plan: Plan, co
     _say(
         console,
         f"{expected} ({wording.interval(low, high)}), peak "
-        f"{wording.gib(priced.memory.peak_gib)} of {wording.gib(priced.memory.capacity_gib)} ({priced.memory.verdict})",
+        f"{wording.gib(priced.memory.peak_gib)} of {wording.gib(free_bytes(problem.cluster) / GIB)} free ({priced.memory.verdict})",
     )
     why = "the fastest predicted that was not proposed before"
     if proposal.gain is not None:
-        why = f"expected to bring {wording.percent(proposal.gain)} over the best so far"
+        gain = wording.percent(proposal.gain)
+        why = f"largest expected improvement: {gain} of the best so far, counting a slower run as none"
     _say(console, f"why: {why}")
     name, place = shlex.quote(study), shlex.quote(storage)
     _say(
@@ -88,7 +90,7 @@ def render_list(proposals: Sequence[Proposal], console: Console) -> None:
         _say(console, "no proposals yet")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("trial", "predicted", "measured", "peak, GiB"):
+    for name in ("trial", "predicted", "measured", "peak / run, GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold")
     for one in proposals:
@@ -100,7 +102,7 @@ def told(subject: Subject, proposal: Proposal, lessons: Lessons) -> list[str]:
     """What a result says beside its prediction, and what all results have taught by now."""
     head = f"trial {proposal.number}: {_outcome(proposal)}, predicted {wording.seconds(proposal.predicted_s)}"
     if proposal.measured_s:
-        head += f" ({wording.signed(wording.percent(proposal.measured_s / proposal.predicted_s - 1.0))})"
+        head += f" ({wording.change(proposal.measured_s / proposal.predicted_s - 1.0)})"
     return [head, *(f"  {line}" for line in lessons_lines(subject, lessons))]
 
 
@@ -118,7 +120,10 @@ def lessons_lines(subject: Subject, lessons: Lessons) -> list[str]:
             lines.append(f"proposals rest on these figures from {CALIBRATED_FROM} runs on")
     if lessons.peak_factor != 1.0:
         lines.append(f"peaks are {wording.times(lessons.peak_factor)} those predicted")
-    lines.append(f"layouts are proposed up to a predicted peak of {wording.gib(lessons.limit_bytes / GIB)}")
+    if lessons.limit_bytes < lessons.out_bytes <= lessons.limit_bytes + MIB:
+        lines.append(f"a predicted peak of {wording.gib(lessons.out_bytes / GIB)} ran out of memory: layouts below it are proposed")
+    else:
+        lines.append(f"layouts are proposed up to a predicted peak of {wording.gib(lessons.limit_bytes / GIB)}")
     return lines
 
 

@@ -16,6 +16,7 @@ from ...cost_models.run_statistics import Ended, Ranking, Statistics
 from ...cost_models.runs import VOCABULARY
 from ...cost_models.transfer import COUNTS, Learnt
 from ...cost_models.validation import Outcome, Validation
+from .wording import count
 
 TIME = ("rows", "median", "90th", "bias", "unfitted", "constant", "Spearman", "regret", "random")
 """Columns of step time: errors, median errors without a fit and of a constant MFU, rank correlation, regret, a random pick's."""
@@ -73,7 +74,7 @@ def headline(validation: Validation) -> str:
     """How many rows there are and what became of them."""
     rows = validation.outcomes
     skipped, counted = sum(o.skipped is not None for o in rows), sum(o.why_not_counted is None for o in rows)
-    return f"{len(rows)} rows: {len(rows) - skipped} priced, {counted} of them counted; {skipped} not priced"
+    return f"{count(len(rows), 'row')}: {len(rows) - skipped} priced, {counted} of them counted; {skipped} not priced"
 
 
 def time_table(validation: Validation, slices: Sequence[str] = ()) -> Lines:

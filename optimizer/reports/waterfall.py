@@ -65,7 +65,7 @@ def layout_lines(problem: Problem, rows: Sequence[tuple[str, PricedLayout | None
             table.add_row(Text(name, style=STRONG), *[Text(wording.NONE)] * len(heads), Text())
             continue
         frame = [str(getattr(one.layout, column)) for column in columns]
-        change = "" if first is None or one is first else _share(one.step_time_s / first.step_time_s - 1.0)
+        change = "" if first is None or one is first else wording.change(one.step_time_s / first.step_time_s - 1.0)
         outside = wording.gib(beyond_supernode(problem, one))
         figures = [wording.seconds(one.step_time_s), change, wording.gib(one.memory.peak_gib), outside]
         verdict = {"fits": "", "unsure": "unsure", "oom": "oom"}[one.memory.verdict]
@@ -73,14 +73,10 @@ def layout_lines(problem: Problem, rows: Sequence[tuple[str, PricedLayout | None
     return table
 
 
-def _share(change: float) -> str:
-    return wording.signed(wording.percent(change)) if change else "0 %"
-
-
 def falls(first: PricedLayout, second: PricedLayout, found: Waterfall, width: int) -> Iterable[RenderableType]:
     """Both waterfalls as sections."""
     change = found.difference_s / first.step_time_s
-    slower = Text(f"{signed_seconds(found.difference_s)}, {wording.signed(wording.percent(change))}", style=style_of(change))
+    slower = Text(f"{signed_seconds(found.difference_s)}, {wording.change(change)}", style=style_of(change))
     yield section("By term", *_drawn(_term_lines(found.terms), first, second, (), width), note=slower)
     if not found.decisions:
         return

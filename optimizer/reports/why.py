@@ -94,7 +94,7 @@ def _table(found: Ablations, width: int) -> RenderableType:
         step = wording.seconds(found.plan.step_time_s + one.seconds)
         same = abs(one.seconds) < SAME * found.plan.step_time_s
         drawn = Text() if same else Text(bar(abs(one.seconds) / longest * cells), style=style_of(one.seconds))
-        slower = "as fast" if same else wording.signed(wording.percent(one.slower))
+        slower = "as fast" if same else wording.change(one.slower)
         table.add_row(Text(one.instead), Text(step), Text(slower), drawn, _trade(one))
     return table
 

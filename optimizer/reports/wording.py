@@ -62,6 +62,16 @@ def signed(text: str) -> str:
     return text if text.startswith((MINUS, "<", ">")) else f"+{text}"
 
 
+def change(share: float) -> str:
+    """By which share of one something is more or less: +3.1 %, −0.4 %, ±0 %."""
+    return "±0 %" if abs(share) < 0.5 * SMALLEST_SHARE else f"{100 * share:+.1f} %".replace("-", MINUS)
+
+
+def told_apart(noise: float) -> str:
+    """How well predictions tell two layouts of one problem apart, as the beginning of a sentence."""
+    return f"Predictions of two layouts of one problem are commonly off by {percent(noise)} against each other"
+
+
 def times(ratio: float) -> str:
     """A factor: 2.1×, 14×."""
     return f"{significant(ratio, 2)}×"

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ...cost_models.reliability import server_size, supernode_size
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.errors import InputError
 from ...search_spaces.inputs import load_cluster
@@ -51,13 +50,13 @@ class Like:
         batch of a power of two would compare how they divide, not the machines. Where there are none, or no batches, the nearest
         of the counts that most batches can be dealt to (`sizing.counts`).
         """
-        from ..sizing import counts
+        from ..device_counts import counts, unit_of
 
         other = load_cluster(file_of.get(self.cluster, self.cluster))
         if machine.name == other.name:
             return Alike(self.devices, 1.0)
         wanted = self.devices * self._worth(other, prices) / self._worth(machine, prices)
-        known, unit = counts(machine), min(server_size(machine), supernode_size(machine))
+        known, unit = counts(machine), unit_of(machine)
         near = range(math.ceil(wanted / NEAR / unit) * unit, math.floor(wanted * NEAR) + 1, unit)
         shared = set(batches)
         dealt = [count for count in near if shared and all(batch % _odd_part(count) == 0 for batch in shared)]

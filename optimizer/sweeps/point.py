@@ -52,7 +52,7 @@ class Outcome:
 def solve(point: Point, folder: Path) -> Outcome:
     """Plans a point; words that name files are looked up beside the sweep.yaml, in `folder`."""
     from ..checkpoint_traffic import parse_way, with_checkpoints
-    from ..commands.planning import refine_asked
+    from ..commands.plan_options import StudyOptions
     from ..planner import plan
 
     begun = time.monotonic()
@@ -72,9 +72,7 @@ def solve(point: Point, folder: Path) -> Outcome:
             device_hour_price=options.device_hour_price,
             sensitivity=options.sensitivity,
             robust=options.robust,
-            refine=refine_asked(
-                options.refine, options.trials, options.hedge_imbalance, options.hedge_by, options.refine_precision
-            ),
+            refine=StudyOptions(**{each.name: getattr(options, each.name) for each in fields(StudyOptions)}).study,
             inside_by_default=not options.inside,
             left=left,
             bound_cuts=options.bound_cuts,
@@ -117,7 +115,8 @@ def problem_of(point: Point, options: PlanOptions, folder: Path) -> tuple[Proble
     }
     model = _named("models", point.model, folder)
     asked = SearchOptions(**(said | files), precision=point.precision)
-    return asked.sought(model, machine, devices, point.global_batch, point.seq_len), left
+    problem = asked.sought(model, machine, devices, point.global_batch, point.seq_len, _file(options.profile, folder))
+    return problem, left
 
 
 @cache

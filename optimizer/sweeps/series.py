@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from ...cost_models.money import SECONDS_PER_HOUR
 from ...search_spaces.scaling_families import is_family, parameters
 from .grid import AXES, Batch
 from .point import PLANNED
@@ -19,7 +20,6 @@ STRATEGIES = ("data or cp", "tp", "pp", "tp pp", "ep", "tp ep", "pp ep", "tp pp 
 DIVIDES_LAYERS = ("tp", "pp", "ep")
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp")
 EVERY_MILLION = 1e6
-SECONDS_PER_HOUR = 3600.0
 DECIMALS = 4  # of an efficiency in a table
 
 

@@ -262,7 +262,7 @@ TITAN = {"stack": "torchtitan", "optimizer_sharding": "zero3"}
         ("torchtitan", "llama", {**TITAN, "dp": 8, "recompute": "full:block:3"}, "all layers or none; plan with recompute=full"),
         ("torchtitan", "qwen", {**TITAN, "tp": 2, "dp": 4, "ep": 2, "etp": 2}, "etp 2: .* plan with etp=1"),
         ("torchtitan", "deepseek", {**TITAN, "pp": 2, "dp": 8, "counts": (31, 31)}, "trains MTP with neither"),
-        ("torchtitan", "llama", {**TITAN, "dp": 8, "offload": "optimizer:0.5"}, "plan with optimizer:1 or none"),
+        ("torchtitan", "llama", {**TITAN, "dp": 8, "offload": "optimizer:1"}, "takes weights and gradients along"),
         ("torchtitan", "llama", {**TITAN, "cluster": "atlas-800t-a2", "dp": 8}, "runs on GPUs"),
         ("torchtitan", "llama", {**TITAN, "dp": 4, "pp": 2, "rank_order": "tp-cp-ep-pp-dp"}, "pipelines are outermost"),
         ("deepspeed", "llama", {"stack": "deepspeed", "pp": 2, "dp": 4, "optimizer_sharding": "zero2"}, "take zero1 at most"),

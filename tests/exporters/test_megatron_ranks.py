@@ -20,7 +20,9 @@ EXPERT_NAMES = {"ep": "ep", "etp": "tp", "edp": "dp", "pp": "pp"}
 
 @pytest.fixture(scope="module")
 def generator() -> Any:
-    state: Any = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is not installed")
+    state: Any = pytest.importorskip(
+        "megatron.core.parallel_state", reason="megatron-core is not installed (paraplan[export-proof])"
+    )
     return state.RankGenerator
 
 

@@ -31,6 +31,7 @@ PROBLEMS = (
     ("llama-3.1-405b", 512, 1024, 8192),
     ("qwen3-30b-a3b", 64, 512, 4096),
     ("deepseek-v3", 512, 4096, 4096),
+    ("qwen3-32b", 64, 64, 65536),
 )
 VARIABLES = {
     "DATASET": "c4",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, pairwise, product
+from itertools import accumulate, combinations_with_replacement, pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -280,7 +280,7 @@ def _pipelines(problem: Problem, frame: Mapping[str, int]) -> Iterator[dict[str,
     for micro_batch, vpp, schedule in product(micro_batches, range(1, 9), schedules):
         m, chunks = problem.workload.global_batch // (micro_batch * frame["dp"]), frame["pp"] * vpp
         most = layers + sum(_bare_ends(problem, 2)) - max(0, led_blocks(problem) - 1)
-        cuttable = chunks <= most if stack.cuts_freely(vpp) else layers % chunks == 0
+        cuttable = chunks <= most if stack.cuts_freely(vpp) else bool(told_cuts(problem, frame["pp"], vpp))
         turns = vpp == 2 if schedule in ("zb-v", "dualpipev") else (vpp > 1) == (schedule == "interleaved")
         needless = schedule == "gpipe" and frame["pp"] == 1 and "1f1b" in schedules
         if m == 0 or not turns or needless or (schedule == "interleaved" and m % frame["pp"]) or not cuttable:
@@ -386,6 +386,21 @@ def legal_cuts(problem: Problem, pp: int, vpp: int = 1) -> list[tuple[int, ...]]
     blocks = layers + (problem.model.mtp.layers if problem.model.mtp else 0)
     inner = combinations_with_replacement(range(blocks + 1), chunks - 1)
     return [cuts for each in inner if can_be_told(problem, pp, vpp, cuts := (0, *each, blocks))]
+
+
+def told_cuts(problem: Problem, pp: int, vpp: int) -> list[tuple[int, ...]]:
+    """Every way of a stack that cannot be told any: equal chunks, or the layers of the first and the last stage, each of them and
+    what a stage between is left with dealt to its chunks (Megatron-Core's TransformerConfig)."""
+    layers = problem.model.num_layers
+    blocks = layers + (problem.model.mtp.layers if problem.model.mtp else 0)
+    counts = [[layers // pp] * pp] if layers % pp == 0 else []
+    if "first_last" in problem.stack.split_forms and pp > 1:
+        for first, last in product(range(1, layers), repeat=2):
+            each, rest = divmod(layers - first - last, pp - 2) if pp > 2 else (1, layers - first - last)
+            counts += [[first, *[each] * (pp - 2), last]] if rest == 0 and each > 0 else []
+    whole = {tuple(each) for each in counts if all(held and held % vpp == 0 for held in each)}
+    chunked = ([held // vpp for held in each] * vpp for each in sorted(whole))
+    return [(*accumulate(each[:-1], initial=0), blocks) for each in chunked]
 
 
 def can_be_told(problem: Problem, pp: int, vpp: int, cuts: tuple[int, ...]) -> bool:
@@ -498,12 +513,10 @@ def price_everything(problem: Problem, model: CostModel, layouts: list[Layout]) 
 
 def partitions(problem: Problem, model: CostModel, table: LayoutTable) -> Iterator[tuple[np.ndarray, list[Split]]]:
     """Every contiguous cut for 1F1B on stacks that can be told one; otherwise the search's family."""
-    layers, blocks = problem.model.num_layers, len(model.blocks)
     for rows in same_shape(table):
         pp, vpp, schedule = (int(getattr(table, name)[rows[0]]) for name in ("pp", "vpp", "schedule"))
-        chunks = pp * vpp
         if not problem.stack.cuts_freely(vpp):
-            cuts = [(*(c * (layers // chunks) for c in range(chunks)), blocks)]
+            cuts = told_cuts(problem, pp, vpp)
         elif SCHEDULES[schedule] == "1f1b":
             cuts = legal_cuts(problem, pp)
         else:

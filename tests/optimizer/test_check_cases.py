@@ -125,6 +125,14 @@ def test_mtp_layers_are_those_that_are_asked_for(options: str, mtp: int, printed
     assert printed in capsys.readouterr().out
 
 
+def test_layers_of_many_chunks_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "tp=1,pp=4,vpp=8,stages=" + "+".join([*["3"] * 17, *["2"] * 14, "1"])
+    found = check(text, "llama-3.1-70b", "hgx-h100", devices=8, global_batch=64, seq_len=4096, best=False)
+    render_check(found, "job", Console(width=100))
+    printed = capsys.readouterr().out
+    assert "layers per chunk 17 × 3, 14 × 2, 1\n" in printed and "2+2" not in printed
+
+
 # --- experts -----------------------------------------------------------------------------------------------------------------
 
 
@@ -521,14 +529,16 @@ def test_ep_does_not_divide_activations() -> None:
 
 def test_tp_halves_activations_whatever_etp() -> None:
     """With sequence parallelism every token's activations lie on one rank of TP. Experts split over ETP hold as much within
-    themselves, of more tokens; their inputs, top-k of h each, are gathered over ETP, here 1.1 times as many on the fullest rank."""
+    themselves, of more tokens; their inputs, top-k of h each, are gathered over ETP, here 1.1 times as many on the fullest rank,
+    and Megatron-LM's own dispatcher gathers what 128 experts get of the peer's 2,048 tokens with them, in FP32."""
     values = {"ep": 2, "mbs": 1, "gbs": 64, "seq": 4096, **SHARDED}
     once, half, split = (
         terms(checked(QWEN3_30B, world=64, tp=tp, etp=etp, options={"cluster": "hgx-b200"}, **values))["activations"]
         for tp, etp in ((1, 1), (2, 1), (2, 2))
     )
     assert half == pytest.approx(once / 2, rel=0.02)
-    assert split - half == pytest.approx(48 * 1.1 * 8 * 2048 * 2048 * 2 / 2**30, rel=0.01)
+    inputs, routing = 1.1 * 8 * 2048 * 2048 * 2, 2048 * 128 * 4
+    assert split - half == pytest.approx(48 * (inputs + routing) / 2**30, rel=0.01)
 
 
 def test_first_stage_holds_twice_the_micro_batches_of_the_last() -> None:

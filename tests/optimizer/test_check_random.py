@@ -68,6 +68,8 @@ def test_random_plans_are_read_back(target: str, tmp_path: Path) -> None:
         layout = plan.plan.layout
         if target == "job" and layout.tp > 8:
             continue  # a job that names its supernodes is to keep TP inside one
+        if layout.tp < 8 and 8 % layout.tp:
+            continue  # a plan may be asked to let TP straddle servers; of a job that does, nobody said so (C141)
         folder = tmp_path / str(number)
         written = export(plan, target, folder)
         job = read_job(folder / written[0].name)

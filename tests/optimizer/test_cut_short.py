@@ -14,6 +14,7 @@ import pytest
 from paraplan.optimizer import recutting, search
 from paraplan.optimizer.interrupts import hold, noted
 from paraplan.optimizer.leftover import Left
+from paraplan.optimizer.near_best import NearBest
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.inputs import build_problem
@@ -84,7 +85,8 @@ def moments(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(search.Search, "_keep", kept)
     monkeypatch.setattr(search.Search, "begin", found.before(search.Search.begin))
     monkeypatch.setattr(search, "check", found.before(search.check))
-    for name in ("_downhill", "_redone_by_chunk", "_proved_first"):
+    monkeypatch.setattr(NearBest, "_walk", found.before(NearBest._walk))
+    for name in ("_redone_by_chunk", "_proved_first"):
         monkeypatch.setattr(recutting, name, found.before(getattr(recutting, name)))
     return found
 

@@ -111,7 +111,7 @@ def test_the_command_says_what_was_not_answered(capsys: pytest.CaptureFixture[st
     assert "Sensitivity is answered but for" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("name", "status"), [("recutting._moved", "feasible"), ("planner.offloaded", "optimal")])
+@pytest.mark.parametrize(("name", "status"), [("recutting._bettered", "feasible"), ("planner.offloaded", "optimal")])
 def test_an_interrupt_after_the_search_leaves_what_it_found(name: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts are moved and other places of activations looked at afterwards: before that others may be faster."""
 

@@ -15,8 +15,8 @@ from paraplan.optimizer.engines import ENGINES, Task, solve
 from paraplan.optimizer.engines.benders import whole_ns
 from paraplan.optimizer.engines.coordinates import Coordinates, Picks
 from paraplan.optimizer.engines.refinement import refined
+from paraplan.optimizer.found import Found
 from paraplan.optimizer.planner import plan
-from paraplan.optimizer.search import Found
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.layout import LayoutTable, Problem

@@ -211,6 +211,9 @@ def test_a_plan_shows_its_step_time_over_the_imbalance() -> None:
     assert [step.imbalance for step in steps] == sorted({*STEPS_AT, 1.2})
     assert next(step for step in steps if step.of).step_time_s == pytest.approx(found.plan.step_time_s, rel=1e-9)
     assert steps[0].step_time_s < steps[-1].step_time_s
+    for step in steps:
+        skewed = build_problem("qwen3-30b-a3b", "hgx-h100", 16, 32, 4096, fix=limits, expert_imbalance=step.imbalance)
+        assert step.memory_verdict == evaluate(skewed, found.plan.layout, replayed=False)[0].memory.verdict
     assert plan(build_problem("llama-3.1-8b", "hgx-h100", 8, 8, 4096, fix="micro_batch=1,recompute=full")).at_imbalance is None
 
 

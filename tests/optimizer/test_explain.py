@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from paraplan.optimizer.explain import States, conflict, least_devices, legal, memory_statement, training_states
+from paraplan.optimizer.explain import States, _without_limits, conflict, least_devices, legal, memory_statement, training_states
 from paraplan.search_spaces.constraints import PeakTable
 from paraplan.search_spaces.enumeration import Space
 from paraplan.search_spaces.errors import Infeasible
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layer_kinds import Attention, DenseMlp, LayerKind, MoeMlp
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
+from paraplan.search_spaces.limits import LENDING
 from paraplan.search_spaces.model import ModelSpec
 from paraplan.search_spaces.rules import rules_for
 
@@ -208,3 +209,25 @@ def test_a_limit_is_worded_as_it_was_written(limit: dict[str, str], said: str, h
     error = conflict(problem, fits=lambda changed: Space(changed).legal > 0)
     text = " ".join((error.summary, *error.reasons))
     assert said in text and helps in text
+
+
+def test_every_limit_of_the_user_has_a_change_that_lifts_it() -> None:
+    """Each kind of them: without it the rule binds no more."""
+    fixed = "offload=activations:1,pp=2"
+    given = build_problem(
+        "llama-3.1-8b",
+        "hgx-h100",
+        16,
+        64,
+        4096,
+        fix=fixed,
+        forbid="tp>4",
+        constraint="cp<8",
+        inside="server:tp",
+        offload_to="peers",
+    )
+    limits = [rule for rule in rules_for(given) if rule.scope == "user"]
+    assert {rule.id.partition(" ")[0] for rule in limits} == {"fix", "forbid", "constraint", "inside", *LENDING}
+    for rule in limits:
+        ((_, lifted),) = _without_limits(given, [rule])
+        assert rule.id not in {other.id for other in rules_for(lifted)}

@@ -131,7 +131,9 @@ def test_placement_on_supernodes_that_are_not_filled() -> None:
 
 
 def test_groups_match_megatron_core() -> None:
-    state: Any = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is not installed")
+    state: Any = pytest.importorskip(
+        "megatron.core.parallel_state", reason="megatron-core is not installed (paraplan[export-proof])"
+    )
     dense = state.RankGenerator(tp=8, ep=1, dp=16, pp=16, cp=2, order="tp-cp-ep-dp-pp")
     expert = state.RankGenerator(tp=1, ep=64, dp=4, pp=16, cp=1, order="tp-cp-ep-dp-pp")
     found = groups(BIG)

@@ -78,7 +78,7 @@ def test_the_page_of_supernodes_tells_what_is_enough_from_what_is_flat() -> None
     by_size = {size: priced(10.0) for size in sizes.SIZES} | {8: priced(12.0), 72: priced(11.5, 4096)}
     job = sizes.Found("moe-1.8t", 4608, priced(12.0), priced(12.5), by_size, priced(12.65), by_size[72])
     assert (job.good[0], job.flat_from) == (16, 128)
-    assert job.row[6:8] == ("1.20", "1.04 (512)") and job.row[-4:] == ("0.95", "1.04 (512)", "16", "128")
+    assert job.row[6:8] == ("1.200", "1.043 (512)") and job.row[-4:] == ("0.949", "1.043 (512)", "16", "128")
     assert "less than supernodes of 64 for moe-1.8t (0.95× against 1.20×)" in sizes._all_used([job])
     assert sizes._part_used([job]) == "Leaving eight of each idle gains for moe-1.8t (1.10×), in spite of fewer devices."
 

@@ -14,8 +14,9 @@ from paraplan.cost_models import interleaved_replay, known_wholes
 from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import known_best, stages
+from paraplan.optimizer.found import Found
 from paraplan.optimizer.known_cuts import KnownCuts
-from paraplan.optimizer.search import Found, Search
+from paraplan.optimizer.search import Search
 from paraplan.optimizer.sweeps import point
 from paraplan.optimizer.sweeps.grid import PlanOptions, Point
 from paraplan.optimizer.sweeps.point import problem_of, solve

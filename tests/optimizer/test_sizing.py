@@ -15,13 +15,15 @@ from typing import cast
 import pytest
 from paraplan.cost_models.checkpoint import Failures
 from paraplan.cost_models.reliability import server_size
-from paraplan.optimizer import comparing, endurance, sizing
+from paraplan.optimizer import comparing, endurance, sizing, training_run
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.comparing import Field, Row, Side, _assumptions, compare, in_words, overtake, read_prices
+from paraplan.optimizer.device_counts import MOST_PLANS, counts, likely
 from paraplan.optimizer.interrupts import stoppable
 from paraplan.optimizer.reports.sizing import render_compared
 from paraplan.optimizer.result import Goodput, PricedLayout
-from paraplan.optimizer.sizing import Run, Tried, _Found, amount, arithmetic, attempt, counts, likely, size, sized
+from paraplan.optimizer.sizing import _Found, size
+from paraplan.optimizer.training_run import Run, Tried, amount, arithmetic, attempt, sized
 from paraplan.search_spaces.cluster import Figure
 from paraplan.search_spaces.errors import Infeasible, InputError
 from paraplan.search_spaces.inputs import MOST_DEVICES, catalog_names, load_cluster, load_model
@@ -110,7 +112,7 @@ def searched(
     target_mfu: float | None = None,
 ) -> _Found:
     """What `size` finds of stand-ins, without the arithmetic that real plans would be shown with."""
-    monkeypatch.setattr(sizing, "attempt", attempt)
+    monkeypatch.setattr(training_run, "attempt", attempt)
     monkeypatch.setattr(sizing, "_sized", lambda run, found, mfu, repair: found)
     return cast(_Found, size(sized("llama-3.1-70b", cluster, 1e12, days, 13440, 4096), target_mfu=target_mfu))
 
@@ -120,7 +122,7 @@ def test_every_whole_unit_between_the_first_counts_is_a_candidate(monkeypatch: p
     found = searched(monkeypatch, stepping(lambda devices: 8240 / devices))
     assert (found.chosen.devices, found.short) == (824, 816)
     assert found.sure is not None and 907 <= found.sure.devices <= 1024
-    assert len(found.tried) <= sizing.MOST_PLANS
+    assert len(found.tried) <= MOST_PLANS
 
 
 def test_devices_that_a_plan_leaves_idle_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,12 +227,12 @@ def test_a_mixture_is_counted_by_what_a_token_uses() -> None:
 
 def test_a_batch_that_keeps_too_few_devices_busy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that get no faster by more devices, and jobs that nothing fits into."""
-    monkeypatch.setattr(sizing, "attempt", lambda run, devices, layouts=1: sizing.Tried(devices=devices, days=40.0))
+    monkeypatch.setattr(training_run, "attempt", lambda run, devices, layouts=1: Tried(devices=devices, days=40.0))
     with pytest.raises(Infeasible) as raised:
         size(sized("llama-3.2-3b", "hgx-h100", 2e11, 1.0, 1, 1024))
     assert "the fastest takes 40 days" in " ".join(raised.value.reasons)
     assert "a batch of 1 sequences" in " ".join(raised.value.reasons)
-    monkeypatch.setattr(sizing, "attempt", lambda run, devices: sizing.Tried(devices=devices, reason="nothing fits"))
+    monkeypatch.setattr(training_run, "attempt", lambda run, devices: Tried(devices=devices, reason="nothing fits"))
     with pytest.raises(Infeasible) as raised:
         size(sized("llama-3.2-3b", "hgx-h100", 2e11, 1.0, 1, 1024))
     assert "nothing fits" in " ".join(raised.value.reasons)
@@ -459,7 +461,7 @@ def test_an_interrupted_sizing_keeps_the_least_count_in_time(monkeypatch: pytest
     answers = []
     for number in range(len(order) + 1):
         with monkeypatch.context() as patch:
-            patch.setattr(sizing, "attempt", broken_off_at(number, sizing.attempt, swallowed))
+            patch.setattr(training_run, "attempt", broken_off_at(number, training_run.attempt, swallowed))
             try:
                 answers.append(size(run))
             except KeyboardInterrupt:

@@ -179,7 +179,7 @@ def test_the_headline_says_where_the_slow_device_is() -> None:
     render(found, Console(width=200, file=page))
     shown = page.getvalue()
     worst = f"{seconds(place.worst_step_time_s)} where it does most, stage {place.worst_stage}"
-    words = f"that is with the slow device where it does least harm, stage {place.stage}; {worst}"
+    words = f"this is with the slow device where it does least harm, stage {place.stage}; {worst}"
     assert place.worst_step_time_s > place.step_time_s * 1.01
     assert shown.index("step time") < shown.index(words) < shown.index("Layout")
     told = json.loads(found.to_json())

@@ -11,11 +11,11 @@ import pytest
 from paraplan.cost_models.profile import load_profile
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.found import Found
 from paraplan.optimizer.incumbent import Setting, searched
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.result import Plan
 from paraplan.optimizer.rule_prices import faster
-from paraplan.optimizer.search import Found
 from paraplan.search_spaces.cluster import ClusterSpec
 from paraplan.search_spaces.degraded import spreads, supernode_counts
 from paraplan.search_spaces.inputs import build_problem, load_cluster

@@ -21,7 +21,7 @@ from paraplan.search_spaces.model import ModelSpec
 from paraplan.search_spaces.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the oracle lies beside them
-from brute_force import can_be_told, given, legal_cuts, random_cluster, random_problem
+from brute_force import can_be_told, given, legal_cuts, random_cluster, random_problem, told_cuts
 
 ATTENTION = Attention(heads=12, kv_heads=4, head_dim=64)
 
@@ -199,10 +199,16 @@ def test_more_chunks_than_blocks_are_still_cut_in_order() -> None:
 
 
 def test_default_cuts_are_those_of_the_stack() -> None:
-    """Equal where the framework cannot be told, the exact ones for 1F1B where it can, for chunks the family's fastest."""
+    """Equal where the framework cannot be told, with the best ends where it is told these, the exact ones for 1F1B where it can be
+    told any, for chunks the family's fastest.
+    """
     assert even_cuts(14, 2, 4).tolist() == [0, 3, 6, 9, 14]
-    old = CostModel(deep_problem("megatron-lm-0.12", 12, 2))
+    old = CostModel(deep_problem("megatron-lm-2022", 12, 2))
     assert default_cuts(old, old.rows(one_row(old, pp=4)))[0].tolist() == [0, 3, 6, 9, 14]
+    ends = CostModel(deep_problem("megatron-lm-0.12", 12, 2))
+    every, row = np.array(told_cuts(ends.problem, 4, 1)), ends.rows(one_row(ends, pp=4))
+    steps = ends.price_cuts(row.take(np.zeros(len(every), dtype=np.intp)), every).step_time_s
+    assert len(every) == 25 and default_cuts(ends, row)[0].tolist() == every[steps.argmin()].tolist()
     new = CostModel(deep_problem("megatron-lm", 12, 2))
     rows = new.rows(one_row(new, pp=4))
     exact = best_partitions(new, rows, np.array([np.inf]), np.inf)

@@ -9,6 +9,7 @@ import pytest
 from paraplan.cost_models.profile import load_profile
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.incumbent import Setting, searched
+from paraplan.optimizer.leftover import Left
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.terminal import render
 from paraplan.optimizer.reports.wording import seconds
@@ -195,7 +196,7 @@ def test_a_reserve_says_where_the_step_changes(reserved: float, capsys: pytest.C
         assert price.before_s < found.plan.step_time_s * 0.999
     render(found, Console(width=100))
     out = " ".join(capsys.readouterr().out.split())
-    assert f"from {price.until_gib:.2f} GiB" in out
+    assert f"from {price.until_gib:.3f} GiB" in out
     assert ("The 2 GiB cost nothing; up to" in out) == (reserved == 2.0)
 
 
@@ -219,3 +220,14 @@ def test_what_makes_no_sense_is_one_sentence(flags: list[str], mentioned: str, c
     assert out == ""
     assert err.count("\n") == 1
     assert mentioned in err
+
+
+def test_what_idle_devices_beat_is_searched_for_in_rounded_shares_too() -> None:
+    """Pipelines inside racks: 142 devices as 71 in each have one of 71 stages, 136 as 68 in each one of 17 that is faster."""
+    asked = "tp=1|2,pp=8|17|71,vpp=1|6,cp=1,micro_batch=1,recompute=none|selective:layernorm"
+    given = build_problem("llama-3.1-70b", "gb200-nvl72", 144, 256, 4096, fix=asked, inside="supernode:pp")
+    found = plan(given, top=1, left=Left((72, 71), whole=144))
+    assert found.devices_left is not None
+    more = [each for each in found.devices_left.options if (each.devices_used or 0) > found.plan.devices_used]
+    fastest = min(more, key=lambda each: each.step_time_s or 0.0)
+    assert (found.plan.devices_used, fastest.devices_used) == (128, 136)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.comparison import compare
+from paraplan.optimizer.reports.drawing import print_sections, section
 from paraplan.optimizer.reports.terminal import render, render_layout
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.layout import Split
 from rich.console import Console
+from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the sample lies beside them
 from sample_plan import sample_plan, sample_priced, sample_problem
@@ -65,14 +67,17 @@ def test_the_report_says(words: str) -> None:
     assert words in shown(sample_plan(), 80)
 
 
-def test_optimal_says_in_the_same_breath_of_which_cuts() -> None:
+def test_optimal_says_in_the_same_breath_of_which_cuts_where_that_is_known_better_than_the_step() -> None:
     plan = sample_plan()
     assert "within" not in shown(plan, 100).partition("Certificate")[2].splitlines()[0]
-    bound_s = plan.plan.step_time_s / 1.26
-    told = plan.certificate.model_copy(update={"any_cuts_lower_bound_s": bound_s, "any_cuts_gap": 0.26})
-    text = shown(plan.model_copy(update={"certificate": told}), 100).partition("Certificate")[2]
-    assert "optimal over the cuts of the space; of any cuts within 26.0 %" in text.splitlines()[0]
-    assert "the plan takes 26.0 % longer" in " ".join(text.split())
+    best_case = plan.plan.step_time_s / plan.plan.step_time_interval_s[0] - 1.0
+    for gap, said in ((0.9 * best_case, True), (1.1 * best_case, False)):
+        known = {"any_cuts_lower_bound_s": plan.plan.step_time_s / (1.0 + gap), "any_cuts_gap": gap}
+        told = plan.model_copy(update={"certificate": plan.certificate.model_copy(update=known)})
+        first, _, text = shown(told, 100).partition("Certificate")[2].partition("\n")
+        assert "optimal over the cuts of the space" in first
+        assert (f"; of any cuts within {gap:.1%}".replace("%", " %") in first) == said
+        assert (f"the plan takes {gap:.1%} longer".replace("%", " %") in " ".join(text.split())) == said
 
 
 def test_piped_it_has_no_escapes_and_on_a_terminal_it_has() -> None:
@@ -112,7 +117,7 @@ def test_a_layout_that_does_not_fit_shows_by_how_much() -> None:
     stream = io.StringIO()
     render_layout(sample_problem(), sample_priced().model_copy(update={"memory": memory}), Console(file=stream, width=80))
     text = stream.getvalue()
-    assert "48.0 GiB over 78.4 GiB free" in text
+    assert "48.0 over 78.4 GiB free" in text
     assert "Memory  oom" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -189,7 +194,7 @@ def test_other_figures() -> None:
     assert wording.gib(0.01) == "<0.05 GiB"
     assert wording.percent(0.4321) == "43.2 %"
     assert wording.percent(0.0002) == "<0.1 %"
-    assert wording.signed(wording.percent(-0.05)) == "−5.0 %"
+    assert (wording.change(-0.05), wording.change(0.0312), wording.change(-2e-5)) == ("−5.0 %", "+3.1 %", "±0 %")
     assert wording.signed(wording.gib(3)) == "+3.0 GiB"
     assert wording.times(2.13) == "2.1×"
     assert wording.count(1, "layout") == "1 layout"
@@ -203,3 +208,14 @@ def test_traffic_that_one_of_two_layouts_keeps_inside_is_spoken_of() -> None:
     inside = outside.model_copy(update={"traffic_gib": {"server": {"ep": 383.0}}, "cross_supernode_share": 0.0})
     assert any("where there was none" in phrase for phrase in compare(problem, inside, outside).losses)
     assert "no cross-supernode traffic" in compare(problem, outside, inside).gains
+
+
+def test_no_line_breaks_between_a_figure_and_its_unit() -> None:
+    """At any width: the sentence is shown whole, and no line begins with a unit."""
+    sentence = "cut in other ways it takes 12.1 s, 27.9 % more, with 3.0 GiB over and 5.2 ms of 450 GB/s"
+    for width in range(20, 80):
+        stream = io.StringIO()
+        print_sections(Console(file=stream, width=width), [section("Certificate", Text(sentence))], width)
+        lines = [line.strip() for line in stream.getvalue().splitlines()]
+        assert " ".join(lines[1:]).strip() == sentence
+        assert not any(line.startswith(("s,", "%", "GiB", "ms", "GB/s")) for line in lines)

@@ -54,6 +54,6 @@ def test_the_terminal_says_which_are_ties_and_the_plan_stays_the_shortest() -> N
     for width in (80, 160):
         text = " ".join(shown(PLAN.model_copy(update={"ties": found}), width).split())
         assert "tie: " in text
-        assert "misjudged against each other by 3.0 %" in text and "1 alternative may be as fast" in text
+        assert "commonly off by 3.0 % against each other" in text and "1 alternative may be as fast" in text
     assert "tie: " not in shown(PLAN, 160)
     assert PLAN.plan.step_time_s < min(one.step_time_s for one in PLAN.alternatives)

@@ -15,6 +15,7 @@ import pytest
 from paraplan.cost_models.memory import GIB
 from paraplan.optimizer import plan
 from paraplan.optimizer.cli import main
+from paraplan.optimizer.reports.tuning import lessons_lines
 from paraplan.optimizer.tune import again, ask, limit_bytes, look, standing, weigh
 from paraplan.optimizer.tuning_study import Subject, TuningStudy, layout_key
 from paraplan.search_spaces.errors import Infeasible, InputError
@@ -114,7 +115,10 @@ def test_after_running_out_of_memory_only_emptier_layouts_are_proposed(subject: 
     for _ in range(2):
         following, _ = ask(study, subject)
         assert following.predicted_gib < first.predicted_gib
-    assert standing(study).lessons.limit_bytes < first.predicted_gib * GIB
+    lessons = standing(study).lessons
+    assert lessons.limit_bytes < first.predicted_gib * GIB
+    ran_out = f"a predicted peak of {first.predicted_gib:.1f} GiB ran out of memory: layouts below it are proposed"
+    assert ran_out in " ".join(lessons_lines(subject, lessons))
 
 
 def test_of_two_claims_of_one_layout_the_earlier_holds(subject: Subject, study: TuningStudy) -> None:
@@ -125,7 +129,9 @@ def test_of_two_claims_of_one_layout_the_earlier_holds(subject: Subject, study: 
     study.abandon(first.number)
     retaken = other.claim(subject, first.layout, first.predicted_s, first.predicted_gib, None)
     assert retaken is not None
-    assert retaken.state == "running"
+    assert (retaken.state, retaken.number) == ("running", first.number + 1), "a claim that was lost takes no number"
+    other.tell(retaken.number, 1.5, None, "ran")
+    assert [(one.number, one.state) for one in study.proposals()] == [(0, "abandoned"), (1, "ran")]
 
 
 def test_workers_side_by_side_never_get_the_same_layout(model: str, tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from paraplan.cost_models.profile import load_profile
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.cli import main
 from paraplan.optimizer.evaluation import evaluate
+from paraplan.optimizer.found import Found
 from paraplan.optimizer.planner import plan
 from paraplan.optimizer.reports.why import render_ablations, render_why_not
 from paraplan.optimizer.result import Plan
-from paraplan.optimizer.search import Found, Search
+from paraplan.optimizer.search import Search
 from paraplan.optimizer.why import Ablations, Limits, WhyNot, ablation, best_within, why_not
 from paraplan.search_spaces.errors import Infeasible
 from paraplan.search_spaces.flags import parse_fix
@@ -299,7 +300,7 @@ BAD = [
     (["why", "BARE"], "problem is missing"),
     (["compare-layouts", "FILE"], "one of OTHER.json, --layout or --alternative"),
     (["compare-layouts", "FILE", "FILE", "--alternative", "1"], "one of OTHER.json"),
-    (["compare-layouts", "FILE", "--alternative", "9"], "alternatives, counted from 1"),
+    (["compare-layouts", "FILE", "--alternative", "9"], "alternative, counted from 1"),
     (["compare-layouts", "FILE", "--alternative", "0"], "at least 1"),
     (["compare-layouts", "FILE", "--layout", "pipeline=8"], "pipeline"),
     (["compare-layouts", "FILE", "missing.json"], "no such file"),

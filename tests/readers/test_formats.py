@@ -668,3 +668,15 @@ def test_torchtitan_compiles_what_it_is_told_to(more: str, apart: tuple[str, ...
     assert job.stack_changes["eager_kernels"] == apart and not job.unknown
     own = read_text(line.format("deepseek_v3", "--config deepseek_v3_16b"), "job")
     assert own.stack_changes["eager_kernels"] == ("norm", "activation", "rotary")
+
+
+def test_torchtitan_starts_within_the_positions_of_its_models() -> None:
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module qwen3 --config qwen3_8b --training.seq_len"
+    assert [each.rule for each in read_text(f"{line} 65536", "job").findings] == ["C043"]
+    assert not read_text(f"{line} 40960", "job").findings
+
+
+def test_torchtitan_s_offload_of_everything_is_not_priced() -> None:
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module qwen3 --config qwen3_8b --training.enable_cpu_offload"
+    job = read_text(line, "job")
+    assert "offload" not in job.choices and any("enable_cpu_offload is priced as if" in each for each in job.assumptions)

@@ -19,6 +19,8 @@ LEARNED = f"{DENSE} --position-embedding-type learned_absolute"
 ACT = "--recompute-granularity selective --recompute-modules moe_act"
 STAGES = f"{DENSE} --pipeline-model-parallel-size 2"
 LAYOUT = "--pipeline-model-parallel-layout 'Et*4|t*4L'"
+BIASED = "--moe-router-enable-expert-bias"
+SHARED = f"{MOE} --moe-shared-expert-intermediate-size 512 {ACT.replace('moe_act', 'shared_experts')}"
 MLA = f"{DENSE} --multi-latent-attention"
 CP = f"{DENSE} --context-parallel-size 2 --cp-comm-type"
 PADDED = f"{MOE} --moe-pad-expert-input-to-capacity"
@@ -39,6 +41,10 @@ def rules(line: str, framework: str = "megatron-lm") -> list[str]:
 @pytest.mark.parametrize(
     ("rule", "wrong", "right"),
     [
+        ("C101", f"{DENSE} {ACT.replace('moe_act', 'core_atn')}", f"{DENSE} {ACT.replace('moe_act', 'core_attn')}"),
+        ("C083", f"{MOE} {BIASED}", f"{MOE} {BIASED} --moe-router-score-function sigmoid"),
+        ("C101", f"{SHARED} --moe-shared-expert-overlap", SHARED),
+        ("C100e", f"{STAGES} {FULL.replace('layers 1', 'layers 3')}", f"{STAGES} {FULL.replace('layers 1', 'layers 2')}"),
         ("C043", f"{DENSE} --max-position-embeddings 2048", f"{DENSE} --max-position-embeddings 4096"),
         ("C024", f"{DENSE.replace('-heads 8', '-heads 6')}", f"{DENSE.replace('-heads 8', '-heads 6')} --kv-channels 128"),
         ("C021", f"{DENSE} --group-query-attention --num-query-groups 3", f"{DENSE} --num-query-groups 3"),
