@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from paraplan.cost_models.collective_fit import (
     BF16_BYTES,
     DEEP_EP,
-    DEEP_EP_RANKS,
-    FP4_SCALED_BYTES,
-    FP8_SCALED_BYTES,
     MessageFit,
     Rows,
     collective_fits,
     dealt_destinations,
 )
-from paraplan.cost_models.kernel_fit import DEVICES, read_tables
+from paraplan.cost_models.kernel_fit import read_tables
+from paraplan.cost_models.kernel_tables import devices, kernel_tables
 from paraplan.cost_models.log_fit import chessboard, column
 from paraplan.cost_models.network import Network
 from paraplan.cost_models.profile import Profile, load_profile
@@ -34,6 +32,7 @@ from paraplan.cost_models.routing import Routing
 from paraplan.search_spaces.cluster import ClusterSpec
 from paraplan.search_spaces.groups import Groups
 from paraplan.search_spaces.inputs import load_cluster
+from paraplan.search_spaces.libraries import deep_ep
 
 HERE = Path(__file__).parent
 PROFILES = ("a100-80gb-sxm", "h100-80gb-sxm", "h200", "b200", "b300", "gb200", "gb300")
@@ -41,7 +40,7 @@ BANDS = (("to 64 KiB", 0.0, 2.0**16), ("to 4 MiB", 2.0**16, 2.0**22), ("beyond",
 PHASES = ("dispatch", "combine")
 CLUSTERS = {f"{name}_sxm": f"hgx-{name}" for name in ("h100", "h200", "b200", "b300")}
 CLUSTERS |= {"gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
-VALUE_BYTES = {"bfloat16": BF16_BYTES, "fp8": FP8_SCALED_BYTES, "nvfp4": FP4_SCALED_BYTES}
+VALUE_BYTES = {"bfloat16": BF16_BYTES, "fp8": deep_ep().fp8_bytes, "nvfp4": 0.5 + 1 / 16}  # one FP8 scale for 16 values of FP4
 MIB = 2.0**20
 LEAF_SERVERS = 4
 """Servers up to which the table's fabric carries all that its adapters send."""
@@ -73,7 +72,7 @@ def held_out(tables: Mapping[str, Rows]) -> Found:
     """By accelerator, section and curve: the fit, and relative errors of the half-fitted curve at every point."""
     found = {}
     for name in PROFILES:
-        for section, curve, fit in collective_fits(tables, DEVICES[name]):
+        for section, curve, fit in collective_fits(tables, devices()[name]):
             found[name, section, curve] = fit, fit.points.predicted_s(fit.half) / fit.points.measured_s - 1.0
     return found
 
@@ -106,7 +105,7 @@ def exchanges(rows: Rows, found: Found | None = None, spine: float = 1.0) -> Ite
 
 def ranks_of(row: Mapping[str, str]) -> int:
     """Ranks of the group: as the row says, or what its hosts hold."""
-    return int(row["ep"] or int(DEEP_EP_RANKS.get(row["system"], 8.0)) * int(row["nodes"]))
+    return int(row["ep"] or kernel_tables().deepep_ranks.of(row["system"]) * int(row["nodes"]))
 
 
 def kernel_of(row: Mapping[str, str]) -> str:
@@ -149,7 +148,7 @@ def priced(network: Network, rows: Rows) -> NDArray[np.float64]:
     """Seconds of rows that differ in their tokens only."""
     first = rows[0]
     at = network.crossing(Groups(np.full(len(rows), ranks_of(first)), np.ones(len(rows), dtype=np.int64)))
-    narrow = FP8_SCALED_BYTES if first["kernel"] == DEEP_EP else VALUE_BYTES[first["dtype"]]
+    narrow = deep_ep().fp8_bytes if first["kernel"] == DEEP_EP else VALUE_BYTES[first["dtype"]]
     copy_bytes = float(first["hidden"]) * (BF16_BYTES if first["phase"] == "combine" else narrow)
     routing = (Routing if first["kernel"] == DEEP_EP else Dealt)(int(first["topk"]), int(first["experts"]))
     kernel = "moe_dispatch" if first["phase"] == "dispatch" else "moe_combine"

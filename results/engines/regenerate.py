@@ -23,7 +23,8 @@ from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.engines import Task
 from paraplan.optimizer.engines.benders import prove
 from paraplan.optimizer.engines.sampling import PER_BATCH, SEED, STARTS, sample
-from paraplan.optimizer.search import Found, Search
+from paraplan.optimizer.found import Found
+from paraplan.optimizer.search import Search
 from paraplan.optimizer.streams import Meter
 from paraplan.optimizer.writing import write_file
 from paraplan.search_spaces import Problem

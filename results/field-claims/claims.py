@@ -21,7 +21,7 @@ from paraplan.cost_models.reliability import (
 from paraplan.optimizer import Infeasible, build_problem, evaluate, plan
 from paraplan.optimizer.comparing import Compared, Field, compare
 from paraplan.optimizer.result import PricedLayout
-from paraplan.optimizer.sizing import arithmetic
+from paraplan.optimizer.training_run import arithmetic
 from paraplan.search_spaces.cluster import ClusterSpec, FailureRates
 from paraplan.search_spaces.groups import Groups
 from paraplan.search_spaces.inputs import load_cluster, load_model

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paraplan.optimizer.sizing import arithmetic
 from paraplan.optimizer.streams import Meter
+from paraplan.optimizer.training_run import arithmetic
 from paraplan.optimizer.writing import write_file
 
 HERE = Path(__file__).parent

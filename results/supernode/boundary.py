@@ -36,7 +36,7 @@ def pipeline_at_boundary() -> str:
         job = f"{model}, {devices:,} × {cluster}"
         found[job] = inside, across
         rows += [(job, words, *_figures(priced)) for words, priced in ((f"`--inside {INSIDE}`", inside), (f"`{wide}`", across))]
-    gained = {job: inside.mfu - across.mfu for job, (inside, across) in found.items()}
+    gained = {job: round(inside.mfu, 3) - round(across.mfu, 3) for job, (inside, across) in found.items()}
     fallen = {job: across.cross_supernode_share - inside.cross_supernode_share for job, (inside, across) in found.items()}
     halved = [inside.cross_supernode_share <= 0.5 * across.cross_supernode_share for inside, across in found.values()]
     least, *_, most = sorted(found, key=lambda job: gained[job] / fallen[job])
@@ -124,6 +124,23 @@ communication away, or something else came along. {model} stands in for the mode
 {markdown(("where", "step", "MFU", "communication", "dp", "layout"), rows)}
 
 **{said}, but not for the reason given.** MFU rises {gain:.2f}-fold here ({reported:.2f}-fold in the report), {words} than halving
-this model's own share would give ({halved:.1%}). The gradients between the clusters are the smaller part of the share: what the
-supernode changes is which layouts are worth running, a shorter pipeline and wider groups of experts among them.
+this model's own share would give ({halved:.1%}). {_what_changes(before, after, shares[0])}
 """
+
+
+def _what_changes(before: PricedLayout, after: PricedLayout, share: float) -> str:
+    """What part of the share of communication the gradients are, and how the layouts differ."""
+    gradients = before.breakdown_s["dp"] / before.step_time_s
+    part = f"Gradients between the clusters are {wording.percent(gradients / share)} of the share"
+    changes = (
+        ("pipeline", before.layout.pp, after.layout.pp, "shorter", "longer"),
+        ("group of experts", before.layout.ep, after.layout.ep, "narrower", "wider"),
+    )
+    said = [
+        f"a {less if new < old else more} {what} ({new} in place of {old})" for what, old, new, less, more in changes if new != old
+    ]
+    if gradients > 0.5 * share:
+        return f"{part}, the larger part."
+    if not said:
+        return f"{part}; pipeline and groups of experts stay as they are."
+    return f"{part}; what the supernode changes is which layouts are worth running, here {' and '.join(said)}."

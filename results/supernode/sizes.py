@@ -9,6 +9,7 @@ from paraplan.optimizer import PricedLayout
 from paraplan.optimizer.reports import wording
 from paraplan.optimizer.reports.validation import markdown
 from paraplan.search_spaces.inputs import load_model
+from paraplan.search_spaces.layer_kinds import MoeMlp
 
 LEAN = "micro_batch=1,recompute=none|selective:moe_act|selective:layernorm+moe_act|selective:layernorm+moe_act+mla_up_proj"
 """What is left to choose where the whole search would take minutes."""
@@ -72,7 +73,7 @@ class Found:
             f"{self.model}, {_size(self.model)}",
             f"{self.devices:,}",
             f"{wording.seconds(self.four.step_time_s)}, {wording.percent(self.four.mfu)}{self._idle(self.four)}",
-            *(f"{self.gain(priced):.2f}{self._idle(priced)}" for priced in (self.eight, *plans)),
+            *(f"{self.gain(priced):.3f}{self._idle(priced)}" for priced in (self.eight, *plans)),
             f"{self.good[0]:,}",
             f"{self.flat_from:,}",
         )
@@ -111,9 +112,7 @@ the job in one supernode: that the gain is flat there says nothing of larger job
 **{said}.** Of the models from a trillion parameters on, {
         ", ".join(f"{job.model} has enough with {job.good[0]:,}" for job in large)
     }. Less than
-{WORTH:.0%} are in it for {", ".join(none) if none else "none"}; most, {gains[most]:.2f}×, for {most}. It is not the number of
-parameters that asks for a large supernode but the number of experts among which tokens are exchanged: dense models keep TP and CP
-within a server and hide the rest, and a mixture of few experts is served by as many cards as it has experts.
+{WORTH:.0%} are in it for {", ".join(none) if none else "none"}; most, {gains[most]:.2f}×, for {most}. {_what_asks(jobs)}
 
 {_all_used(jobs)} {_part_used(jobs)}
 """
@@ -132,6 +131,24 @@ def _found(model: str, devices: int, batch: int, fix: str) -> Found:
         all_used = best(model, supernodes(RACK), devices, batch, fix=fix, constraint=constraint)
     part_used = best(model, supernodes(USED), devices * USED // RACK, batch, fix=fix)
     return Found(model, devices, four, eight, by_size, all_used, part_used)
+
+
+def _what_asks(jobs: list[Found]) -> str:
+    """Whether parameters or experts tell how large a supernode has to be, from the order of models by either."""
+    models = {job.model: load_model(job.model) for job in jobs}
+    mlps = {name: [kind.mlp for kind in model.kinds.values()] for name, model in models.items()}
+    experts = {name: max((mlp.experts for mlp in each if isinstance(mlp, MoeMlp)), default=0) for name, each in mlps.items()}
+    enough = {job.model: job.good[0] for job in jobs}
+    told = [
+        all(enough[first] <= enough[second] for first in models for second in models if size[first] < size[second])
+        for size in ({name: model.parameters() for name, model in models.items()}, experts)
+    ]
+    listed = ", ".join(f"{name} {enough[name]:,} with {experts[name]:,} experts" for name in models)
+    if told == [False, True]:
+        return f"Enough grows with the number of experts, not with that of parameters: {listed}."
+    if told == [True, False]:
+        return f"Enough grows with the number of parameters, not with that of experts: {listed}."
+    return f"Enough grows with {'both' if all(told) else 'neither of'} parameters and experts: {listed}."
 
 
 def _all_used(jobs: list[Found]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 from clusters import best, communication_s, compute_s, supernodes
 from paraplan.optimizer import PricedLayout, build_problem, evaluate
@@ -14,10 +14,12 @@ from paraplan.optimizer.reports.validation import markdown
 from paraplan.search_spaces import Problem
 
 MODEL, CLUSTER, DEVICES, BATCH = "moe-1.8t", "cloudmatrix-384", 3072, 6144
-SEARCHED = (2, 8, 16, 32)
+SEARCHED = (1, 2, 4, 8, 16, 32)
 BEYOND = (64, 128, 256)
 """More TP ranks than the model's KV heads (32) or heads (128): the stack refuses it, and it is priced all the same."""
 UNSEARCHED_EP = 16
+GRID = {"PP": (4, 6, 12, 16), "VPP": (1, 2, 4), "micro-batch": (1, 2, 4), "ETP": (1, 2, 4, 8)}
+"""Degrees of the layouts that are priced where none is searched."""
 CLAIMED = 128
 EP, SMALL, LARGE = 64, 8, 1024
 EXPERTS, SPREAD_DEVICES, SPREAD_BATCH, SUPERNODE = 16, 6144, 12288, 768
@@ -29,7 +31,7 @@ BALANCED = 0.25
 
 def tensor_parallel() -> str:
     """The section on TP."""
-    problem = build_problem(MODEL, CLUSTER, DEVICES, BATCH, 4096, fix="etp=1|8")
+    problem = build_problem(MODEL, CLUSTER, DEVICES, BATCH, 4096, fix="etp=1|2|4|8")
     found = {tp: best(MODEL, CLUSTER, DEVICES, BATCH, fix=f"tp={tp}") for tp in SEARCHED}
     found |= {tp: priced for tp in BEYOND if (priced := _unsearched(problem, tp))}
     ratio = {tp: _per_layer(priced) for tp, priced in found.items()}
@@ -54,16 +56,29 @@ def tensor_parallel() -> str:
 Report: TP 128 balances communication against compute inside the supernode.
 
 {MODEL} on {DEVICES:,} dies, batch {BATCH:,}; the best layout with each TP. Beyond the model's 32 KV heads the stack refuses TP:
-those rows are the fastest that fit of a grid of layouts, priced all the same. “per layer” is communication (tp, cp, ep) over
+those rows are the fastest that fit of a grid, priced all the same: {_grid_words()}. “per layer” is communication (tp, cp, ep) over
 compute (forward, backward, recompute), of both what shows: what a stack hides behind compute is left out.
 
 {markdown(("TP", "step", "MFU", "per layer", "layout"), rows)}
 
 **{said.capitalize()}.** The shortest step is that of TP {fastest}; TP {CLAIMED} is {wording.percent(slower)} slower. {balance}{
         "" if even else ", which is no balance"
-    }. Work per rank falls with TP while what it sends of each token does not, so a wide group pays for itself only where memory
-leaves no other choice; pipelines, context and data parallelism divide the same work for less.
+    }. {_trend(ratio)}
 """
+
+
+def _grid_words() -> str:
+    """«PP 4, 6, 12, 16; …»."""
+    said = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in GRID.items())
+    return f"{said}; EP {UNSEARCHED_EP}, the optimizer offloaded"
+
+
+def _trend(ratio: dict[int, float]) -> str:
+    """Whether communication over compute rises with every doubling of TP."""
+    rises = [wide for narrow, wide in pairwise(ratio) if ratio[wide] > ratio[narrow]]
+    least, most = min(ratio), max(ratio)
+    grows = "with every wider group" if len(rises) == len(ratio) - 1 else f"in {len(rises)} of {len(ratio) - 1} steps"
+    return f"From TP {least} to TP {most} communication grows {grows}, from {ratio[least]:.2f} of compute to {ratio[most]:.2f}."
 
 
 def expert_parallel() -> str:
@@ -155,11 +170,13 @@ def _per_layer(priced: PricedLayout) -> float:
 def _unsearched(problem: Problem, tp: int) -> PricedLayout | None:
     """The fastest that fits of a grid of layouts that break no rule but those on heads; None if none does."""
     fitting = []
-    for pp, micro_batch, etp in product((4, 6, 12, 16), (1, 4), (1, 8)):
+    for pp, vpp, micro_batch, etp in product(*GRID.values()):
         dp, rest = divmod(problem.devices, tp * pp)
         if rest or problem.workload.global_batch % (dp * micro_batch) or tp * dp % (UNSEARCHED_EP * etp):
             continue
-        words = f"tp={tp},pp={pp},ep={UNSEARCHED_EP},etp={etp},micro_batch={micro_batch},offload=optimizer:1"
+        if vpp > 1 and problem.workload.global_batch // (dp * micro_batch) % pp:
+            continue
+        words = f"tp={tp},pp={pp},vpp={vpp},ep={UNSEARCHED_EP},etp={etp},micro_batch={micro_batch},offload=optimizer:1"
         priced, broken = evaluate(problem, complete(problem, parse_layout(words)), replayed=False)
         if priced.memory.verdict == "fits" and all("heads" in sentence for sentence in broken):
             fitting.append(priced)

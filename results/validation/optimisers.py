@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from paraplan.cost_models.calibration import FEW_ROWS, PARAMETERS, TYPICAL_NOISE, Search, pairs_of
+from paraplan.cost_models.calibration import pairs_of
+from paraplan.cost_models.many_runs import TYPICAL_NOISE, Search
+from paraplan.cost_models.parameters import FEW_ROWS, PARAMETERS
 from paraplan.cost_models.run_files import read_runs
 from paraplan.cost_models.run_models import read_shapes
 from paraplan.cost_models.trials import Priced
@@ -24,7 +26,7 @@ PAGE = """# Which optimiser fits a stack's figures
 `python results/validation/optimisers.py RUNS.csv` writes this page.
 
 All figures of a stack are free within their priors; the loss is the negative log posterior (Huber's, noise {noise:.0%}): less
-is better. A pricing is one trial point. Levenberg–Marquardt (`cost_models/calibration.py`) scans each figure first, so that it
+is better. A pricing is one trial point. Levenberg–Marquardt (`cost_models/many_runs.py`) scans each figure first, so that it
 starts beyond flat stretches, then follows derivatives; Optuna's CMA-ES samples within the physical bounds, starting from the same
 documented figures (median of {seeds} seeds). LM is deterministic, and its curvature gives the intervals.
 
