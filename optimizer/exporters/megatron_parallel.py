@@ -51,8 +51,10 @@ def family_problems(asked: MegatronRequest) -> Iterator[str]:
 
 def _uneven_units(asked: MegatronRequest) -> tuple[int, int] | None:
     """(layers of a checkpoint, layers of a chunk) where uniform recompute leaves some over."""
-    depth = asked.recompute.layers if asked.recompute and asked.recompute.mode == FULL_UNIFORM else 1
-    return next(((depth, count) for count in asked.counts if count % depth), None)
+    if asked.recompute is None or asked.recompute.mode != FULL_UNIFORM:
+        return None
+    depth, chunks = asked.recompute.layers, [chunk for stage in asked.layout.stages for chunk in stage.chunks]
+    return next(((depth, layer_count(chunk)) for chunk in chunks if layer_count(chunk) % depth), None)
 
 
 def _ungrouped(pp: int, micro_batches: int, group: int) -> Iterator[str]:

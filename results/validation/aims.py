@@ -175,7 +175,7 @@ def _line(what: str, rows: str, value: float, most: float) -> tuple[str, ...]:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
+    return f"{100 * value:.3g} %" if abs(value) >= 1e-3 else "<0.1 %"
 
 
 def _met(holds: bool) -> str:
