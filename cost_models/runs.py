@@ -147,7 +147,14 @@ GRADE = "grade not printed: ±15 %"
 
 MEGATRON_DEEPSPEED = r".*(megatron(-lm)?( \+ |.?)deepspeed|zero-3 via megatron).*"
 DEEPSPEED_OF_2022 = rf"(?=.*(bigscience|\b202[12]\b|\| sc21 \|))({MEGATRON_DEEPSPEED}|.*bigscience.*)"
-NAMED_FLASH = r"[^|]*(?<!no )(?<!non-)(?<!without )flash[-_ ]?att[^|]*\|.*"
+FLASH = r"(?:flash[-_ ]?att(?:ention|n)?(?:[-_ ]?v?[1-4](?:\.\d+)*)?|\bfa-?[1-4])(?![a-z])"
+"""FlashAttention as people put it: flash_attn, FlashAttention-2, FA3."""
+WITHOUT = r"(?:\b(?:no|non|not|without|w/o|disabled?|instead of|lacks)\b[- ]*(?:using |with |enabled? )?|\bun-?)"
+SWITCHED_OFF = (
+    r"[ :=(_-]*(?:is |was )?(?:(?:turned |switched )?off|no|none|false|disabled?|not (?:used|enabled|available)|unavailable|0)\b"
+)
+FLASH_OFF = rf"[^|]*(?:{WITHOUT}{FLASH}|{FLASH}{SWITCHED_OFF})[^|]*\|.*"
+FLASH_ON = rf"[^|]*{FLASH}[^|]*\|.*"
 SHARDED = r"(zero-?[23](?!\d)|hsdp|fsdp|full|hybrid_?shard|shard_?grad_?op|ddp|no_?shard)"
 DIES = r"(ascend-?)?910(c|-93)(-.*)?|cloudmatrix-?384.*|atlas-[89]00t?-a3.*"
 FSDP_BUILT = r".*(torchtune|lit-?gpt|lightning|olmo|veomni|fairscale|axolotl|accelerate|hugging|transformers|pytorch).*"
@@ -200,7 +207,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*torchtitan[^|]*\b2024\b.*", "torchtitan-2024"),
     Word("stack", r".*torchtitan.*", "torchtitan"),
     Word("stack", r".*automodel.*", "nemo-automodel"),
-    Word("stack", r"megatron-deepspeed \|.*vtrain.*", "megatron-deepspeed-2024"),
+    Word("stack", r"megatron-deepspeed[^|]*\|.*vtrain.*", "megatron-deepspeed-2024"),
     Word("stack", r".*internevo.*", "internevo"),
     Word("stack", rf"{DEEPSPEED_OF_2022}\| bf16 \|.*", "megatron-deepspeed-bf16"),
     Word("stack", DEEPSPEED_OF_2022, "megatron-deepspeed"),
@@ -240,7 +247,8 @@ VOCABULARY: tuple[Word, ...] = (
     Word("kernels", rf"{MODELLINK}\(2024-.*|.*\bmc2\b.*", MC2, "scripts of 2024-04-26 to v1.0.0 set --use-mc2"),
     Word("kernels", r".*", ""),
     Word("attention", rf"{MODELLINK}\(2024-0[1-3]-.*\| (bloom-|baichuan2?-13b).*", "unfused", "ALiBi in scripts before April 2024"),
-    Word("attention", NAMED_FLASH, "flash"),
+    Word("attention", FLASH_OFF, "unfused", "FlashAttention named as what it ran without"),
+    Word("attention", FLASH_ON, "flash"),
     Word("attention", r".*", "", "the stack's own"),
     # Precision → GEMM precision / curve of the profile.
     Word("precision", r"bf16 ?[+/] ?fp8.*", "fp8 fp8_tensor", "GEMMs in FP8"),

@@ -274,6 +274,29 @@ def test_modellink_runs_the_kernels_of_its_releases_scripts(
 
 
 @pytest.mark.parametrize(
+    ("words", "attention"),
+    [
+        *(
+            (f"with {name}", "flash")
+            for name in ("FlashAttention", "flash-attn", "flash_attn 2.5.8", "Flash Attention 3", "FA2", "FA-3")
+        ),
+        *((f"{no} FlashAttention-2", "unfused") for no in ("no", "w/o", "without", "not using", "disabled", "non-")),
+        *((f"use_flash_attn={no}", "unfused") for no in ("False", "false", "0", "off")),
+        *((f"FlashAttention {no}", "unfused") for no in ("disabled", "off", "not used", "(disabled)", "turned off", "unavailable")),
+        ("FA2 off", "unfused"),
+        ("use_flash_attn=1", "flash"),
+        ("Flash-attached storage", ""),
+        ("ALFA2", ""),
+        ("", ""),
+    ],
+)
+def test_flash_attention_is_read_as_people_put_it(words: str, attention: str) -> None:
+    for built_with, its_own in (("Megatron-LM", "flash"), ("Megatron-LM 2021", "unfused")):
+        stack = job_of(run(software=f"{built_with}, {words}"), {}).problem.stack
+        assert stack.attention_kernel == (attention or its_own)
+
+
+@pytest.mark.parametrize(
     ("text", "status"),
     [("", "ok"), ("OK", "ok"), ("CUDA out of memory", "oom"), ("OOM", "oom"), ("crashed", "fail"), ("room", "fail")],
 )
