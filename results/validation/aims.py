@@ -32,9 +32,9 @@ class Slice:
         return [o for o in counted if o.run.family in self.families and self.holds(o)]
 
 
-def on(accelerators: tuple[str, ...], moe: bool) -> Callable[[Outcome], bool]:
-    """Rows of one generation of devices, of dense models or of mixtures of experts."""
-    return lambda o: o.run.accelerator.startswith(accelerators) and o.job is not None and o.job.problem.model.is_moe == moe
+def on(accelerators: tuple[str, ...], *moe: bool) -> Callable[[Outcome], bool]:
+    """Rows of one generation of devices, of dense models, of mixtures of experts, or of both."""
+    return lambda o: o.run.accelerator.startswith(accelerators) and o.job is not None and o.job.problem.model.is_moe in moe
 
 
 def flash(o: Outcome) -> bool:
@@ -54,12 +54,12 @@ STEPS = (
     UNPIPED,
     Slice("bigscience", ("bigscience",), 0.035),
     Slice("SC21 and Korthikanti", ("sc21", "korthikanti"), 0.035),
-    Slice("NVIDIA, dense, H100", NVIDIA, 0.035, on(("H100",), moe=False)),
+    Slice("NVIDIA, dense, H100", NVIDIA, 0.035, on(("H100",), False)),
     Slice("llm-foundry", ("llm-foundry",), 0.035),
-    Slice("NVIDIA, dense, Blackwell", NVIDIA, 0.06, on(BLACKWELL, moe=False)),
-    Slice("NVIDIA, MoE, H100", NVIDIA, 0.09, on(("H100",), moe=True)),
-    Slice("NVIDIA, MoE, Blackwell", NVIDIA, 0.09, on(BLACKWELL, moe=True)),
-    Slice("Ascend 910B", ("mindspeed-llm", "mindformers"), 0.12, on(("Ascend",), moe=False)),
+    Slice("NVIDIA, dense, Blackwell", NVIDIA, 0.06, on(BLACKWELL, False)),
+    Slice("NVIDIA, MoE, H100", NVIDIA, 0.09, on(("H100",), True)),
+    Slice("NVIDIA, MoE, Blackwell", NVIDIA, 0.09, on(BLACKWELL, True)),
+    Slice("Ascend 910B, dense and MoE", ("mindspeed-llm", "mindformers"), 0.12, on(("Ascend",), False, True)),
 )
 RANKED = (
     (Slice("Aleph Alpha", ("aleph-alpha",), 0.0), 0.92, 0.03),

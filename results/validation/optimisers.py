@@ -85,6 +85,7 @@ def cma(search: Search, trials: int, seed: int) -> float:
     start = {p.name: float(t) for p, t in zip(search.parameters, search.start, strict=True)}
     sampler = optuna.samplers.CmaEsSampler(x0=start, sigma0=0.5, seed=seed)
     study = optuna.create_study(sampler=sampler)
+    study.enqueue_trial(start)  # priced too: what x0 names is only where samples centre
     study.optimize(objective, n_trials=trials)
     return float(study.best_value)
 

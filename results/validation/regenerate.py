@@ -95,8 +95,10 @@ def readme(found: Validation, curve: Sequence[Learnt]) -> str:
             "precision and recall of the boolean on rows that say whether they ran, false alarms as a share of those that ran;",
             "unsure is the share of peaks within 15 % of the free memory.",
             "",
-            "Documented is not always blind. Some figures of these stacks were read from `fit` rows by hand, as their YAML says,",
-            f"so their unfitted column is no baseline without a fit: {', '.join(by_hand())}.",
+            "Documented is not blind. No optimiser touched these figures, but every stack's efficiency, and some host floors, were",
+            "read by hand from published runs of it or of a stack like it, `fit` rows among them, as the sources in its YAML say.",
+            f"Of {', '.join(by_hand())} whole lists of figures were read so: their unfitted column is",
+            "no baseline without a fit. The constant MFU beside it is.",
             "",
             "## What is aimed at, and what is met",
             "",
@@ -182,7 +184,7 @@ def readme(found: Validation, curve: Sequence[Learnt]) -> str:
 
 
 def by_hand() -> list[str]:
-    """Stacks of the catalog with a figure whose source is rows to fit."""
+    """Stacks of the catalog with a figure whose source says that it was read from rows of split `fit`."""
     stacks = [load_stack(name) for name in catalog_names("stacks")]
     return [
         stack.name

@@ -17,6 +17,9 @@ from paraplan.cost_models.validation import Outcome, validate
 
 HERE = Path(__file__).parent
 EACH = 6
+"""Runs of every pool and split."""
+OF_A_STACK = 4
+"""Runs at least of every stack that has so many."""
 UNREAD = {"source_version", "group", "measured_tflops_note"}
 """Columns that no price depends on."""
 
@@ -27,13 +30,21 @@ def main() -> None:
         raise SystemExit("usage: python tests/measured/draw.py RUNS.csv")
     table = Path(sys.argv[1])
     counted = [o for o in validate(table).outcomes if not o.excluded and o.measured_step_time_s and o.predicted_step_time_s]
-    drawn = {o.run.id: o for pool in POOLS for split in ("fit", "test") for o in draw([o for o in counted if pool.holds(o)], split)}
+    of_pools = [[o for o in counted if pool.holds(o) and o.run.split == split] for pool in POOLS for split in ("fit", "test")]
+    of_stacks = [[o for o in counted if stack_of(o) == stack] for stack in sorted({stack_of(o) for o in counted})]
+    drawn = {o.run.id: o for members in of_pools for o in draw(members, EACH)}
+    drawn |= {o.run.id: o for members in of_stacks for o in draw(members, OF_A_STACK)}
     write([drawn[name] for name in sorted(drawn)], json.loads((table.parent / "models.json").read_text(encoding="utf-8")))
 
 
-def draw(members: list[Outcome], split: str) -> list[Outcome]:
-    """A few runs of one split, by the hash of their names."""
-    return sorted((o for o in members if o.run.split == split), key=_order)[:EACH]
+def draw(members: list[Outcome], most: int) -> list[Outcome]:
+    """A few runs, by the hash of their names."""
+    return sorted(members, key=_order)[:most]
+
+
+def stack_of(outcome: Outcome) -> str:
+    """The stack that a counted run is priced with."""
+    return outcome.job.problem.stack.name if outcome.job else ""
 
 
 def write(outcomes: list[Outcome], shapes: dict[str, object]) -> None:
