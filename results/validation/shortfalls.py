@@ -208,14 +208,16 @@ def zero3_of_2021(rows: Rows) -> str:
     test = zero3.cell("split", "test")
     rest = both.without(test)
     each = ", ".join(f"{_ratio(o):.2f} on {job.problem.devices} ({o.run.split})" for o, job in zero3.all)
-    doubled = [_doubled(zero3, count, 2 * count) for count in (768, 1120)]
-    grown = "; ".join(f"{_signed(measured)} measured, {_signed(told)} predicted" for measured, told in doubled)
+    first, *later = (_doubled(zero3, count, 2 * count) for count in (384, 768, 1120))
+    grown = "; ".join(f"{_signed(measured)} measured, {_signed(told)} predicted" for measured, told in later)
     return _paragraph(
         f"Megatron of 2021 and 2022 on A100 (SC21, Korthikanti): {_of(both)}; aims 3.5 and 8.75 %.",
         f"""The {len(rest)} rows of Megatron-LM have {_of(rest)}. The other {len(test)} are DeepSpeed's ZeRO-3 of 2021, of which
         {len(zero3) - len(test)} rows can be fitted, together with the BLOOM runs of the same stack on another site's Omni-Path;
-        predicted over measured: {each} devices. Twice the devices, each with half the tokens and the same traffic, hardly change a
-        step ({grown}): the figure by which rates fall with the number of devices is what BLOOM's network shows, not this one.
+        predicted over measured: {each} devices. Twice the devices, each with half the tokens and the same traffic, shorten a step
+        from 384 to 768 ({_signed(first[0])} measured, {_signed(first[1])} predicted) and hardly change it beyond ({grown}):
+        compute is taken for less, and the figure by which rates fall with the number of devices is what BLOOM's network shows,
+        not this one.
         Times follow from TFLOP/s printed without decimals (44 is 1 %). Tried: a stack of its own, with one of a server's eight
         adapters filled. SC21 and Korthikanti then have 4.4 / 8.8 %, and BLOOM's rows to fit are off by 2.6 % where each is left
         out in turn (4.0 together), but 2.2 in place of 1.6 % where they are fitted, and rows of `test` of bigscience by
