@@ -89,10 +89,11 @@ def stage_ends_s(
     for count in np.unique(num_microbatches).tolist():
         rows = np.flatnonzero(num_microbatches == count)
         mine, edges = _taken(work, rows), p2p_s[rows]
-        fewer, turn = reduced(name, pp, count, group), _turn(name, pp, count, group)
-        last = _replayed(_usual_program(name, pp, vpp, fewer, split_backward, group), mine, edges)
+        fewer, size = reduced(name, pp, count, group)
+        last = _replayed(_usual_program(name, pp, vpp, fewer, split_backward, size), mine, edges)
         if fewer < count:
-            before = _replayed(_usual_program(name, pp, vpp, fewer - turn, split_backward, group), mine, edges)
+            turn = _turn(pp, size)
+            before = _replayed(_usual_program(name, pp, vpp, fewer - turn, split_backward, size), mine, edges)
             last = last + (last - before) * ((count - fewer) // turn)
         found[:, rows] = last
     return found
@@ -113,18 +114,17 @@ def least_s(name: str, pp: int, num_microbatches: Ints, totals: Work, p2p_s: Flo
     return np.asarray(np.maximum(num_microbatches * (forward + backward - hidden) / pp, through), dtype=np.float64)
 
 
-def reduced(name: str, pp: int, num_microbatches: int, group: int = 0) -> int:
-    """Micro-batches whose replay tells that of more, whole turns apart: the same number where they are few or in equal rounds."""
-    if group_size(name, pp, num_microbatches, group) not in (None, group):
-        return num_microbatches
-    turn = _turn(name, pp, num_microbatches, group)
+def reduced(name: str, pp: int, num_microbatches: int, group: int = 0) -> tuple[int, int]:
+    """Micro-batches whose replay tells that of more, whole turns apart, and the size of all their groups."""
+    size = group_size(name, pp, num_microbatches, group) or 0
+    turn = _turn(pp, size)
     kept = REPLAYED_TURNS // LOCKED_TURNS * turn
-    return num_microbatches - max(0, -(-(num_microbatches - kept) // turn)) * turn
+    return num_microbatches - max(0, -(-(num_microbatches - kept) // turn)) * turn, size
 
 
-def _turn(name: str, pp: int, num_microbatches: int, group: int) -> int:
+def _turn(pp: int, size: int) -> int:
     """Micro-batches of the fewest whole groups that are LOCKED_TURNS per stage."""
-    size = group_size(name, pp, num_microbatches, group) or pp
+    size = size or pp
     return -(-LOCKED_TURNS * pp // size) * size
 
 

@@ -178,8 +178,9 @@ class Rows:
         return [self.factor, self.column("num_microbatches"), self.column("recompute_layers"), states.chain[place]]
 
     def alike(self) -> Iterator[Alike]:
-        """The rows by split and schedule, and in them what is shared."""
-        shape, state = [self.column("split"), self.column("schedule")], self._states[1]
+        """The rows by split, schedule and whether micro-batches are left over, and in them what is shared."""
+        table, state = self.table, self._states[1]
+        shape = [table.split, table.schedule, table.leaves_over.astype(np.int64)]
         order, begin = sorted_rows([*shape, *self.work_columns])
         works, each = order[begin], np.diff(begin, append=len(order))
         first = sorted_rows([column[works] for column in shape])[1]

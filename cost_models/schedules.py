@@ -233,8 +233,10 @@ def _in_groups(pp: int, m: int, size: int) -> bool:
 
 def group_size(name: str, pp: int, num_microbatches: int, asked: int = 0) -> int | None:
     """Micro-batches in each group of the interleaved schedule: as many as are `asked` for where they go into such, else pp; where
-    that leaves some over max(1, ⌊m/pp⌋) equal rounds, as PyTorch's torch/distributed/pipelining/schedules.py makes them. None: pp,
-    or there are none.
+    that leaves some over the fewest that leave none or at least pp, all where they are fewer. None: pp, or there are none.
+
+    Megatron-Core's schedules.py takes such groups. Where the ⌊m/pp⌋ rounds of PyTorch's torch/distributed/pipelining/schedules.py
+    are equal, they are these: no smaller group makes do with as many.
     """
     if name != INTERLEAVED:
         return None
@@ -242,7 +244,7 @@ def group_size(name: str, pp: int, num_microbatches: int, asked: int = 0) -> int
         return asked
     if num_microbatches % pp == 0:
         return None
-    return num_microbatches // max(1, num_microbatches // pp)
+    return next((size for size in range(pp, num_microbatches) if _in_groups(pp, num_microbatches, size)), num_microbatches)
 
 
 def stage_chunks(name: str, pp: int, vpp: int) -> Ints:

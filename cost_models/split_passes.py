@@ -37,13 +37,13 @@ def slowed_in_pairs(problem: Problem) -> float:
 
 
 def by_replay(rows: Rows) -> bool:
-    """Whether rows that share pp, vpp and schedule are priced by a replay: passes are split or paired, groups are not pp, or
-    recompute does not wait for gradients.
+    """Whether rows that share pp, vpp and schedule, and whether micro-batches are left over, are priced by a replay: passes are
+    split or paired, groups are not pp, or recompute does not wait for gradients.
     """
     pp, _, schedule = rows.shape
     if schedule != INTERLEAVED:
         return schedule in SPLIT
-    in_groups = rows.problem.stack.microbatch_group not in (0, pp) or bool((rows.column("num_microbatches") % pp).any())
+    in_groups = rows.problem.stack.microbatch_group not in (0, pp) or bool(rows.table.leaves_over.any())
     return in_groups or recomputes_ahead(rows)
 
 
@@ -145,9 +145,9 @@ def held_bytes(layers: LayerModel, rows: Rows, cuts: Cuts, chunks: Loads) -> Flo
     found = np.empty((len(rows), pp))
     group = rows.problem.stack.microbatch_group
     counts = np.array([reduced(schedule, pp, m, group) for m in rows.column("num_microbatches").tolist()])
-    for count in np.unique(counts).tolist():
-        mine = counts == count
-        for stage, held in enumerate(_moments(rows, count)):
+    for count, size in np.unique(counts, axis=0).tolist():
+        mine = (counts == (count, size)).all(axis=1)
+        for stage, held in enumerate(_moments(rows, count, size)):
             each = np.concatenate([chunks.saved_bytes[mine][:, place[:, stage]], kept[mine][:, place[:, stage]]], axis=1)
             found[mine, stage] = (each @ held.T).max(axis=1)
     return found
@@ -159,16 +159,16 @@ def held_moments(rows: Rows) -> tuple[Ints, ...]:
     """
     (pp, vpp, schedule), m = rows.shape, int(rows.column("num_microbatches")[0])
     if by_replay(rows):
-        return _moments(rows, reduced(schedule, pp, m, rows.problem.stack.microbatch_group))
+        return _moments(rows, *reduced(schedule, pp, m, rows.problem.stack.microbatch_group))
     if schedule == INTERLEAVED:
         return tuple(held_by_chunk(pp, vpp, min(m, TURNS_TOLD * pp), stage) for stage in range(pp))
     return tuple(np.reshape(in_flight(schedule, pp, vpp, m, stage), (1, 1)) for stage in range(pp))
 
 
-def _moments(rows: Rows, num_microbatches: int) -> tuple[Ints, ...]:
+def _moments(rows: Rows, num_microbatches: int, group: int) -> tuple[Ints, ...]:
     """The same of replayed schedules, `Schedule.held` of every stage."""
-    (pp, vpp, schedule), stack = rows.shape, rows.problem.stack
-    return _usual_moments(schedule, pp, vpp, num_microbatches, stack.split_backward, stack.microbatch_group)
+    pp, vpp, schedule = rows.shape
+    return _usual_moments(schedule, pp, vpp, num_microbatches, rows.problem.stack.split_backward, group)
 
 
 @lru_cache(maxsize=512)

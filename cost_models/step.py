@@ -463,8 +463,11 @@ def moved_share(rows: Rows) -> Floats:
 
 
 def same_shape(table: LayoutTable, depth: bool = False) -> Iterator[npt.NDArray[np.intp]]:
-    """Rows that share pp, vpp and schedule (with `depth`, the recompute depth too) and are priced together, group by group."""
-    return grouped([table.pp, table.vpp, table.schedule, *([recompute_depths(table)] if depth else [])])
+    """Rows that share pp, vpp and schedule, and whether micro-batches are left over (with `depth`, the recompute depth too), and
+    are priced together, group by group.
+    """
+    shape = [table.pp, table.vpp, table.schedule, table.leaves_over.astype(np.int64)]
+    return grouped([*shape, *([recompute_depths(table)] if depth else [])])
 
 
 def _held(rates: tuple[Floats, Floats], load: Loads) -> Floats:

@@ -50,8 +50,7 @@ class Repairs:
         mask = np.empty(len(choices), dtype=bool)
         for run, members in by_run(self.starts, choices):
             mask[members] = keeps_rules(run.of(self.problem), table.take(np.array(members)))
-        if not self.problem.stack.microbatch_group:
-            mask &= (table.schedule != INTERLEAVED) | (table.num_microbatches % table.pp == 0)
+        mask &= (table.schedule != INTERLEAVED) | (table.num_microbatches >= table.pp)
         deepest = np.array([self.starts[choice.start].deepest for choice in choices])
         mask &= (table.recompute_layers == ALL_LAYERS) | (table.recompute_layers <= deepest)
         return np.asarray(mask & np.array([self._can_be_cut(choice) for choice in choices]))
@@ -115,8 +114,8 @@ class _Nearest:
         self._cuts = self._cut_variables(cutting)
         for cut in self._cuts:
             self._aim(cut, PER_LAYER)
-        if start.layout.schedule == "interleaved" and not problem.stack.microbatch_group:
-            self._model.add_modulo_equality(0, self._columns["num_microbatches"], start.layout.pp)
+        if start.layout.schedule == "interleaved":
+            self._model.add(self._columns["num_microbatches"] >= start.layout.pp)
         self._model.minimize(sum(self._far))
 
     def to(self, choice: Choice) -> Choice:

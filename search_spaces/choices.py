@@ -62,6 +62,11 @@ APART = "stages equal but for the first and the last, by every number of layers 
 """How a search cuts for frameworks that are told of these two only."""
 
 
+def groups_are_free(problem: Problem) -> bool:
+    """Whether a search looks at interleaved chunks whose micro-batches do not go into groups of pp."""
+    return problem.stack.microbatch_group > 0 or {"pp", "vpp"} <= set(problem.workload.fix)
+
+
 class Choices:
     """The values that a problem offers; `fix` of the workload narrows a column's."""
 
@@ -177,7 +182,7 @@ class Choices:
             "dp": "dp: all that divide the batch and use more than half of the devices, or the most that the batch allows",
             "ep": experts,
             "micro_batch": f"micro-batch up to {MAX_MICRO_BATCH}",
-            "vpp": f"vpp up to {MAX_VPP}",
+            "vpp": f"vpp up to {MAX_VPP}{self._group_words()}",
             "recompute": f"{recomputes} recompute choices",
             "sequence_parallel": f"sequence parallelism on {SP_WHERE}" if self.problem.stack.sequence_parallel else "",
             "optimizer_sharding": f"sharding {', '.join(self._shardings())}{self._one_program()}",
@@ -192,6 +197,10 @@ class Choices:
         inside = ", ".join(f"{level}:{'+'.join(dimensions)}" for level, dimensions in sorted(workload.inside.items()))
         limits = (("fixed", fixed), ("forbidden", ", ".join(workload.forbid)), ("inside", inside))
         return "; ".join([*said, *(f"{name}: {text}" for name, text in limits if text)])
+
+    def _group_words(self) -> str:
+        grouped = "interleaved" in self.problem.stack.schedules and not groups_are_free(self.problem)
+        return ", micro-batches in groups of pp (in others where pp and vpp are fixed)" if grouped else ""
 
     def _one_program(self) -> str:
         """Of shardings that are listed once in a pipeline."""

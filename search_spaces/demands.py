@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .choices import FRAME, SHARING
+from .choices import FRAME, SHARING, groups_are_free
 from .layout import ALL_LAYERS, FULL_BLOCK, SCHEDULES, Bools, Problem
 from .rules import Rule
 
@@ -57,9 +57,9 @@ def distinct_pipelines(problem: Problem, constants: Mapping[str, int], choices: 
 
     A stack that cannot be told where to cut gets equal chunks, or equal ones on every stage but the ends (`end_cuts`) where these
     can be set apart; what others can be told is `Cutting`. Interleaved chunks run in
-    groups of pp micro-batches, as they are priced, or in those that the stack asks for.
-    Block depths that cover a mean chunk stand aside for `full`, unless the user names them, and so does GPipe for 1F1B where
-    there is one stage: it runs the same passes and holds more.
+    groups of pp micro-batches, or in those that the stack asks for; others, which are replayed pass by pass, stand aside unless the
+    user names pp and vpp. So do block depths that cover a mean chunk for `full`, unless the user names them, and GPipe for 1F1B
+    where there is one stage: it runs the same passes and holds more.
     """
     stack, layers, blocks = problem.stack, constants["layers"], constants["blocks"]
 
@@ -70,8 +70,9 @@ def distinct_pipelines(problem: Problem, constants: Mapping[str, int], choices: 
         return np.asarray(np.where(free, chunks <= constants["most_chunks"], (layers % chunks == 0) | apart))
 
     def in_groups(known: Columns) -> Bools:
-        whole = known["num_microbatches"] % known["pp"] == 0
-        return np.asarray((known["schedule"] != SCHEDULES.index("interleaved")) | whole | (stack.microbatch_group > 0))
+        m, pp = known["num_microbatches"], known["pp"]
+        grouped = (m >= pp) if groups_are_free(problem) else (m % pp == 0)  # of fewer it would hold less than bounds count
+        return np.asarray((known["schedule"] != SCHEDULES.index("interleaved")) | grouped)
 
     def less_than_full(known: Columns) -> Bools:
         depth = known["recompute_layers"]

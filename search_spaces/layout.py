@@ -397,6 +397,11 @@ class LayoutTable:
     def devices(self) -> Ints:
         return self.tp * self.cp * self.pp * self.dp
 
+    @property
+    def leaves_over(self) -> Bools:
+        """Where interleaved chunks cannot run all micro-batches in groups of pp, (n,)."""
+        return np.asarray((self.schedule == SCHEDULES.index("interleaved")) & (self.num_microbatches % self.pp != 0))
+
     def take(self, rows: npt.NDArray[np.intp] | Bools | slice) -> LayoutTable:
         """The given rows, in the given order."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})

@@ -170,6 +170,7 @@ def stack_constants(stack: Stack) -> dict[str, int]:
         "expert_tensor_parallel": int(stack.expert_tensor_parallel),
         "experts_across_tp": int(stack.experts_across_tp),
         "microbatch_group": stack.microbatch_group,
+        "sets_group": int(stack.sets_microbatch_group),
         "optimizer_can_offload": int(stack.optimizer_offload),
         "activations_can_offload": int(stack.activation_offload),
         "recompute_block": int(stack.recompute_block),
@@ -260,7 +261,7 @@ WORDS = Words(
             for name in (
                 *("indexer", "compressed", "windows", "sinks", "mla", "tied"),
                 *("kv_replication", "expert_tensor_parallel", "recompute_block", "recompute_by_chunk", "experts_across_tp"),
-                *("optimizer_can_offload", "splits_first_last", "splits_list", "splits_free", "lends"),
+                *("sets_group", "optimizer_can_offload", "splits_first_last", "splits_list", "splits_free", "lends"),
             )
         },
     },

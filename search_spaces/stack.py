@@ -130,6 +130,7 @@ class Stack(Frozen):
     reserved_over_allocated: Figure = Field(default_factory=lambda: pytorch().reserved_over_allocated)
     schedules: Words = ("1f1b", "interleaved")
     microbatch_group: NonNegativeInt = 0  # that an interleaved chunk runs before the next one does; 0: as many as there are stages
+    sets_microbatch_group: bool = False  # where that is 0, more can be asked for when stages do not divide the micro-batches
     recompute_ahead: bool = False  # interleaved chunks of one layer redo it before its gradient comes (MindSpeed's ripipe)
     split_backward: bool = True  # two-way schedules leave weight gradients for their bubbles; else every backward is whole
     cp_types: Words = ("p2p",)
@@ -261,6 +262,13 @@ class Stack(Frozen):
         if size and info.data.get("framework") not in MEGATRON_CORE:
             raise ValueError(f"only {', '.join(MEGATRON_CORE)} are told how many micro-batches go through a chunk at a time")
         return size
+
+    @field_validator("sets_microbatch_group")
+    @classmethod
+    def _can_be_told(cls, told: bool, info: ValidationInfo) -> bool:
+        if told and info.data.get("framework") not in MEGATRON_CORE:
+            raise ValueError(f"only {', '.join(MEGATRON_CORE)} can be told how many micro-batches go through a chunk at a time")
+        return told
 
     @field_validator("gradient_bucket")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...cost_models.schedules import group_size
 from ...search_spaces.layout import FLAG_RANK_ORDERS, FULL_BLOCK, FULL_UNIFORM, NONE, SELECTIVE, Recompute
 from ...search_spaces.model import LatentAttention
 from .knobs import Settings
@@ -31,7 +32,7 @@ def family_problems(asked: MegatronRequest) -> Iterator[str]:
     if model.moe and model.moe.bias and layout.etp > 1:
         yield f"experts with biases need etp 1; it is {layout.etp}"
     if layout.vpp > 1 and layout.schedule == "interleaved":
-        yield from _ungrouped(layout.pp, layout.num_microbatches, asked.stack.microbatch_group)
+        yield from _ungrouped(layout.pp, layout.num_microbatches, _told_group(asked))
     if (layout.vpp > 1) != (layout.schedule == "interleaved") and layout.schedule in ("1f1b", "interleaved"):
         yield f"schedule {layout.schedule} with vpp {layout.vpp}: interleaved is the schedule of more than one chunk per stage"
     if layout.cp > 1 and layout.cp_type == "a2a+p2p" and cp_hierarchy(asked) is None:
@@ -57,9 +58,19 @@ def _uneven_units(asked: MegatronRequest) -> tuple[int, int] | None:
     return next(((depth, layer_count(chunk)) for chunk in chunks if layer_count(chunk) % depth), None)
 
 
+def _told_group(asked: MegatronRequest) -> int:
+    """Micro-batches in the groups that a job is told to run interleaved chunks in; 0 where it is not told."""
+    layout, stack = asked.layout, asked.stack
+    if layout.schedule != "interleaved" or not stack.sets_microbatch_group:
+        return stack.microbatch_group if layout.schedule == "interleaved" else 0
+    return group_size(layout.schedule, layout.pp, layout.num_microbatches, stack.microbatch_group) or stack.microbatch_group
+
+
 def _ungrouped(pp: int, micro_batches: int, group: int) -> Iterator[str]:
     """What Megatron-Core refuses of micro-batches in groups, of pp where the stack asks for none."""
-    if not group and micro_batches % pp:
+    if micro_batches < pp:
+        yield f"interleaving needs at least as many micro-batches as pp {pp}; there are {micro_batches}"
+    elif not group and micro_batches % pp:
         yield f"interleaving needs micro-batches in multiples of pp {pp}; there are {micro_batches}"
     elif group and not (pp <= group <= micro_batches and (micro_batches % group == 0 or micro_batches % group >= pp)):
         asks = f"from pp {pp} to the {micro_batches} that there are, with none or at least {pp} left over"
@@ -84,7 +95,7 @@ def degree_settings(asked: MegatronRequest) -> Settings:
         *asked.speaks.sets(
             sequence_parallel=layout.sequence_parallel and layout.tp > 1,
             rank_order_pp_inside_dp=asked.pipelines_inside_replicas,
-            microbatch_group=(layout.schedule == "interleaved" and asked.stack.microbatch_group) or None,
+            microbatch_group=_told_group(asked) or None,
         ),
         asked.speaks.set("micro_batch", layout.micro_batch),
         asked.speaks.set("global_batch", asked.problem.workload.global_batch),

@@ -67,6 +67,7 @@ def stack_changes(knobs: Knobs, framework: str) -> dict[str, Any]:
         footprint["logit_bytes"] = logit_bytes
     if footprint:
         changes["footprint"] = footprint
+    changes["sets_microbatch_group"] = False  # a job runs the groups that it asks for, or those of pp
     group = knobs.whole("microbatch_group")
     if group:
         changes["microbatch_group"] = group

@@ -25,11 +25,18 @@ BATCHES: tuple[Rule, ...] = (
     ),
     Rule(
         "C030a",
-        "the interleaved schedule runs micro-batches in groups of pp, or of as many more as it is asked for",
+        "the interleaved schedule runs micro-batches in groups of pp, or of as many more as it can be asked for",
         SCHEDULING,
         Frameworks(("megatron-lm", "megatron-bridge", "mindspeed-llm", "mindformers", "deepspeed", "nanotron")),
         all_of(
-            implies(equal("microbatch_group", 0), implies(INTERLEAVES, divides("pp", "num_microbatches"))),
+            implies(
+                all_of(equal("microbatch_group", 0), equal("sets_group", 0)),
+                implies(INTERLEAVES, divides("pp", "num_microbatches")),
+            ),
+            implies(
+                all_of(equal("microbatch_group", 0), equal("sets_group", 1)),
+                implies(INTERLEAVES, at_least("num_microbatches", "pp")),
+            ),
             implies(more_than("microbatch_group", 0), implies(INTERLEAVES, _GROUPED)),
         ),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -209,12 +210,24 @@ def test_groups_that_are_asked_for_are_told_from_fewer_of_them(pp: int, vpp: int
     found = stage_ends_s("interleaved", pp, vpp, work, edges, m, group=group).max(axis=0)
     for row, count in enumerate(m.tolist()):
         step = replayed(build_schedule("interleaved", pp, vpp, count, group), work.row(row), float(edges[row])).step_s
-        whole = reduced("interleaved", pp, count, group) == count
+        whole = reduced("interleaved", pp, count, group)[0] == count
         assert found[row] == pytest.approx(step, rel=1e-12 if whole else 0.01)
-    assert reduced("interleaved", pp, 999 * group + pp, group) % group == pp
+    fewer, size = reduced("interleaved", pp, 999 * group + pp, group)
+    assert (fewer % group, size) == (pp, group)
 
 
-@pytest.mark.parametrize(("m", "asked", "group"), [(10, 5, 5), (8, 4, None), (8, 6, None), (9, 6, 4), (12, 0, None), (9, 0, 4)])
+def test_groups_where_stages_do_not_divide_micro_batches_are_the_fewest_that_megatron_takes() -> None:
+    """Megatron-Core's schedules.py: pp ≤ group ≤ m, and none or at least pp left over. Where the ⌊m/pp⌋ rounds that PyTorch's
+    torch/distributed/pipelining/schedules.py makes are equal, they are these; with fewer micro-batches than stages it makes one.
+    """
+    for pp, m in product(range(2, 14), range(1, 120)):
+        taken = [size for size in range(pp, m + 1) if m % size == 0 or m % size >= pp]
+        rounds = max(1, m // pp)
+        assert (group_size("interleaved", pp, m) or pp) == (taken[0] if taken else m)
+        assert m % rounds or (group_size("interleaved", pp, m) or pp) == m // rounds
+
+
+@pytest.mark.parametrize(("m", "asked", "group"), [(10, 5, 5), (8, 4, None), (8, 6, None), (9, 6, 5), (12, 0, None), (9, 0, 5)])
 def test_groups_are_those_asked_for_where_micro_batches_go_into_them(m: int, asked: int, group: int | None) -> None:
     assert group_size("interleaved", 4, m, asked) == group
 

@@ -298,7 +298,11 @@ def test_ep_overlap_only_where_megatron_allows_it(make_plan: MakePlan) -> None:
     [
         ("llama", {"tp": 8, "dp": 8, "schedule": "dualpipev", "vpp": 2}, "schedule dualpipev"),
         ("llama", {"tp": 8, "dp": 8, "pp": 4, "schedule": "zb-h1"}, "schedule zb-h1"),
-        ("llama", {"tp": 8, "pp": 4, "dp": 4, "vpp": 5, "schedule": "interleaved", "num_microbatches": 6}, "multiples of pp 4"),
+        (
+            "llama",
+            {"tp": 8, "pp": 4, "dp": 4, "vpp": 5, "schedule": "interleaved", "num_microbatches": 3},
+            "as many micro-batches as pp 4",
+        ),
         ("llama", {"tp": 8, "pp": 3, "dp": 8}, "80 layers over pp·vpp = 3 chunks"),
         ("llama", {"tp": 3, "dp": 8}, "3 does not divide 64 heads"),
         ("llama", {"tp": 8, "dp": 8, "ep": 2, "edp": 32}, "on a model without experts"),

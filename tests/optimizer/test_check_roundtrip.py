@@ -232,17 +232,21 @@ def test_batches_in_tokens(words: str, micro: int, batch: int, broken: str | Non
 
 
 @pytest.mark.parametrize(
-    ("framework", "cluster", "said"),
+    ("framework", "cluster", "batch", "group", "said"),
     [
-        ("megatron-lm", "hgx-h100", "--microbatch-group-size-per-virtual-pipeline-stage 6"),
-        ("mindspeed-llm", "atlas-800t-a2", "--microbatch-group-size-per-virtual-pipeline-stage 6"),
-        ("megatron-bridge", "hgx-h100", "microbatch_group_size_per_vp_stage=6"),
+        ("megatron-lm", "hgx-h100", 16, 6, "--microbatch-group-size-per-virtual-pipeline-stage 6"),
+        ("mindspeed-llm", "atlas-800t-a2", 16, 6, "--microbatch-group-size-per-virtual-pipeline-stage 6"),
+        ("megatron-bridge", "hgx-h100", 16, 6, "microbatch_group_size_per_vp_stage=6"),
+        ("megatron-lm", "hgx-h100", 11, 0, "--microbatch-group-size-per-virtual-pipeline-stage 6"),
+        ("megatron-bridge", "hgx-h100", 11, 0, "microbatch_group_size_per_vp_stage=6"),
     ],
 )
-def test_groups_of_micro_batches_are_read_back(framework: str, cluster: str, said: str) -> None:
-    """16 micro-batches on four stages in groups of six, six and four: what the stack is asked for, and what it costs."""
-    problem = build_problem("llama-3.1-8b", cluster, 8, 16, 4096, framework=framework)
-    problem = problem.model_copy(update={"stack": problem.stack.model_copy(update={"microbatch_group": 6})})
+def test_groups_of_micro_batches_are_read_back(framework: str, cluster: str, batch: int, group: int, said: str) -> None:
+    """On four stages groups of six, six and four, which the stack is asked for, or of six and five, the fewest that 11 go into: the
+    job is told so, and priced so.
+    """
+    problem = build_problem("llama-3.1-8b", cluster, 8, batch, 4096, framework=framework)
+    problem = problem.model_copy(update={"stack": problem.stack.model_copy(update={"microbatch_group": group})})
     priced, broken = evaluate(problem, complete(problem, parse_layout("tp=2,pp=4,vpp=2,schedule=interleaved")))
     assert not broken and priced.step_time_s == pytest.approx(priced.simulated_step_time_s, rel=1e-9)
     step = step_timeline(problem, priced.layout)

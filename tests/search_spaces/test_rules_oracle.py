@@ -341,35 +341,43 @@ def test_interleaving_with_too_few_micro_batches() -> None:  # NeMo 14288
     assert not broken(on(model, 48, ANY_CUT, 6), pp=6, vpp=2)
 
 
+@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("group", [0, 2, 3, 4, 5, 6, 7, 8, 12])
-def test_groups_of_interleaved_micro_batches(group: int) -> None:
-    """Megatron-Core's get_schedule_table: the last group is full, or has at least as many micro-batches as there are stages."""
+def test_groups_of_interleaved_micro_batches(group: int, told: bool) -> None:
+    """Megatron-Core's get_schedule_table: the last group is full, or has at least as many micro-batches as there are stages. A job
+    that is not told its groups runs those of pp; a planner tells it any.
+    """
+
+    def run_in(each: int, pp: int, m: int) -> bool:
+        groups = [min(each, m - first) for first in range(0, m, each)]
+        return pp <= each <= m and groups[-1] >= pp
 
     def runs(pp: int, m: int) -> bool:
-        each = group or pp
-        groups = [min(each, m - first) for first in range(0, m, each)]
-        return pp <= each <= m and groups[-1] >= pp if group else m % pp == 0
+        asked = [group] if group else range(pp, m + 1) if told else [pp]
+        return any(run_in(each, pp, m) for each in asked) and (group > 0 or told or m % pp == 0)
 
-    problem = on(dense(layers=48), 64, stack_with(microbatch_group=group), 720720)
+    problem = on(dense(layers=48), 64, stack_with(microbatch_group=group, sets_microbatch_group=told), 720720)
     shapes = [(pp, m) for pp in (2, 3, 4, 6) for m in range(1, 26)]
     found = {shape for shape in shapes if "C030a" not in broken(problem, pp=shape[0], vpp=2, num_microbatches=shape[1])}
     assert found == {shape for shape in shapes if runs(*shape)}
+    m = 5 if told and not group else 25
     (said,) = (
         violation.sentence
-        for violation in violations(problem, Layout(pp=6, vpp=2, num_microbatches=25, schedule="interleaved"))
+        for violation in violations(problem, Layout(pp=6, vpp=2, num_microbatches=m, schedule="interleaved"))
         if violation.rule == "C030a"
     )
     assert "with schedule = interleaved" in said and (f"the group of {group} micro-batches" in said or not group)
 
 
 def test_micro_batches_against_stages_by_framework() -> None:  # torchtitan 775
-    def megatron(m: int, **more: object) -> set[str]:
-        return broken(on(dense(), 8, "megatron-lm", m), pp=4, **more)
+    def megatron(m: int, told: bool = True, **more: object) -> set[str]:
+        return broken(on(dense(), 8, stack_with(sets_microbatch_group=told), m), pp=4, **more)
 
     def titan(m: int, **more: object) -> set[str]:
         return broken(on(dense(), 8, "torchtitan", m), pp=4, optimizer_sharding="zero3", **more)
 
-    assert [m for m in (3, 5, 8, 10, 11, 12) if not megatron(m, vpp=2)] == [8, 12]  # [ran] 5 over 4
+    assert [m for m in (3, 5, 8, 10, 11, 12) if not megatron(m, told=False, vpp=2)] == [8, 12]  # [ran] 5 over 4
+    assert [m for m in (3, 5, 8, 10, 11, 12) if not megatron(m, vpp=2)] == [5, 8, 10, 11, 12]
     assert [m for m in (3, 10, 11) if not titan(m, vpp=2)] == [3, 10]
     assert not megatron(3) and titan(3) == {"C033"}
 
