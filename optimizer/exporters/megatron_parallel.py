@@ -69,7 +69,7 @@ def _told_group(asked: MegatronRequest) -> int:
 def _ungrouped(pp: int, micro_batches: int, group: int) -> Iterator[str]:
     """What Megatron-Core refuses of micro-batches in groups, of pp where the stack asks for none."""
     if micro_batches < pp:
-        yield f"interleaving needs at least as many micro-batches as pp {pp}; there are {micro_batches}"
+        yield f"interleaving needs as many micro-batches as pp {pp} or more; there are {micro_batches}"
     elif not group and micro_batches % pp:
         yield f"interleaving needs micro-batches in multiples of pp {pp}; there are {micro_batches}"
     elif group and not (pp <= group <= micro_batches and (micro_batches % group == 0 or micro_batches % group >= pp)):
