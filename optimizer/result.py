@@ -35,6 +35,19 @@ class Memory(Result):
     stages: tuple[StageMemory, ...]
 
 
+class StageWork(Result):
+    """What one stage does: its decoder and MTP layers, seconds of forward and of backward passes per micro-batch, micro-batches
+    that it holds activations of at its fullest (a chunk of several counts as a part), and the share of the pipeline that it waits.
+    """
+
+    stage: int
+    layers: int
+    forward_s: float
+    backward_s: float
+    in_flight: float
+    idle_share: float
+
+
 RATES = ("tokens_per_s_per_device", "model_tflops_per_device", "mfu", "mfu_full_attention", "hfu")
 """Figures of a layout that are per device and second."""
 
@@ -53,6 +66,7 @@ class PricedLayout(Result):
     breakdown_s: dict[str, float]
     simulated_step_time_s: float | None = None
     memory: Memory
+    stages: tuple[StageWork, ...] | None = None  # of a plan, or of one layout that is priced; `memory.stages` has their memory
     traffic_gib: dict[str, dict[str, float]]  # level → dimension → GiB per used device and step
     level_utilisation: dict[str, float] = {}  # level → bytes sent over what a device's links there could carry in the step; "host
     # link" or "pool link" where something is offloaded

@@ -79,6 +79,7 @@ def plan_command(
     from ..deadline import Deadline
     from ..leftover import what_is_left
     from ..planner import plan, with_schedules
+    from ..stage_work import with_stage_work
 
     refine = study.study
     machine, given, left = what_is_left(cluster, devices, free, lost or (), slow or ())
@@ -109,6 +110,8 @@ def plan_command(
                 found = _with_switch(found, running, profile, meter, deadline)
             if way is not None:
                 found = with_checkpoints(found, way, profile)
+            if stages or as_json or out is not None:
+                found = found.model_copy(update={"plan": with_stage_work(found.problem, found.plan, profile)})
         notes = (
             cannot_say(found, asked.framework, asked.framework_version)
             if out is None
@@ -118,7 +121,7 @@ def plan_command(
         return refusal(error.summary, error.reasons, as_json)
     if as_json:
         return Answer(lambda: print(found.to_json()))
-    return Answer(lambda: _render(found, current, stages, profile), () if quiet else (*_unproved(found), *notes))
+    return Answer(lambda: _render(found, current, stages), () if quiet else (*_unproved(found), *notes))
 
 
 def _unproved(found: Plan) -> Iterator[str]:
@@ -165,6 +168,7 @@ def evaluate_command(
     from ..evaluation import evaluate
     from ..layout_words import STAGES, complete, parse_layout
     from ..leftover import lies_as, over
+    from ..stage_work import with_stage_work
     from .documents import lying_as, read_priced
 
     told = read_priced(Path(layout)) if layout.endswith(".json") else None
@@ -180,7 +184,7 @@ def evaluate_command(
         priced, broken = evaluate(problem, whole_layout or complete(problem, given), profile=profile)
     except Infeasible as error:
         return refusal(error.summary, error.reasons, as_json)
-    priced = over(priced, devices)
+    priced = over(with_stage_work(problem, priced, profile) if stages or as_json else priced, devices)
     own_cuts = whole_layout is not None or STAGES in given
     said = (*_assumed(problem, priced, profile, own_cuts), *lies_as(problem, None if told is None else told[0]))
     problem = problem.model_copy(update={"assumptions": said})
@@ -191,7 +195,7 @@ def evaluate_command(
     if as_json:
         return Answer(lambda: print(_priced_json(problem, priced, steps, draining)))
     return Answer(
-        lambda: _render_layout(problem, priced, broken, steps, draining, stages, profile),
+        lambda: _render_layout(problem, priced, broken, steps, draining, stages),
         (ILLEGAL,) if broken else (),
         NO_LAYOUT if broken else DONE,
     )
@@ -240,14 +244,14 @@ def _with_switch(found: Plan, running: tuple[Layout, int | None], profile: str |
     return found.model_copy(update={"switch": switched, "unanswered": unanswered})
 
 
-def _render(plan: Plan, current: Path | None, stages: bool, profile: str | None) -> None:
+def _render(plan: Plan, current: Path | None, stages: bool) -> None:
     from rich.console import Console
 
     from ..reports.terminal import render
 
     render(plan, Console())
     if stages:
-        _render_stages(plan.problem, plan.plan, profile)
+        _render_stages(plan.plan)
     if plan.switch is not None:
         from ..reports.switching import render_switch
 
@@ -261,7 +265,6 @@ def _render_layout(
     steps: tuple[StepAt, ...],
     draining: CheckpointTraffic | None,
     stages: bool,
-    profile: str | None,
 ) -> None:
     from rich.console import Console
 
@@ -278,16 +281,15 @@ def _render_layout(
     if steps:
         render_steps(steps, Console())
     if stages:
-        _render_stages(problem, priced, profile)
+        _render_stages(priced)
 
 
-def _render_stages(problem: Problem, priced: PricedLayout, profile: str | None) -> None:
+def _render_stages(priced: PricedLayout) -> None:
     from rich.console import Console
 
     from ..reports.stages import render_stages
-    from ..step_timeline import step_timeline
 
-    render_stages(step_timeline(problem, priced.layout, profile), priced.memory, Console())
+    render_stages(priced.stages or (), priced.memory, Console())
 
 
 def _priced_json(

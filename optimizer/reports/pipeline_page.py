@@ -5,11 +5,12 @@ from __future__ import annotations
 from html import escape
 
 from ..result import Memory
+from ..stage_work import stage_work
 from ..step_timeline import StepTimeline
 from .canvas import svg
 from .html_page import html_page
 from .pipeline_picture import pipeline_picture
-from .stages import stage_figures, table_cells
+from .stages import table_cells
 
 STYLE = """.picture rect:hover { stroke: #000; }
 table { border-collapse: collapse; margin-top: 1em; font-size: 13px; }
@@ -26,7 +27,7 @@ READING = (
 
 def pipeline_page(step: StepTimeline, memory: Memory) -> str:
     """The page as one HTML document."""
-    head, *rows_of = table_cells(stage_figures(step, memory), apart=True)
+    head, *rows_of = table_cells(stage_work(step), memory, apart=True)
     rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows_of)
     title = f"{step.problem.model.name}: one step, {step.layout.schedule}, pp {step.layout.pp}"
     body = f"""<div class="picture">

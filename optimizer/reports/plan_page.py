@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..result import Plan
+from ..stage_work import stage_work
 from ..step_timeline import StepTimeline
 from .canvas import svg
 from .html_page import html_page
@@ -61,7 +62,7 @@ def _printed(plan: Plan, columns: int) -> str:
 
 
 def _stages(plan: Plan, step: StepTimeline, columns: int) -> str:
-    return _ansi(columns, lambda console: render_stages(step, plan.plan.memory, console))
+    return _ansi(columns, lambda console: render_stages(stage_work(step), plan.plan.memory, console))
 
 
 def _ansi(columns: int, show: Callable[[Console], None]) -> str:

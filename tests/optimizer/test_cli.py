@@ -158,6 +158,7 @@ def test_evaluate_json_has_the_keys_of_a_plan(model: str, asked: dict[str, Any],
     assert main(["evaluate", model, *JOB, "--layout", "pp=16,ep=64", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["plan"]["step_time_s"] == 30.25
+    assert len(document["plan"]["stages"]) == len(document["plan"]["memory"]["stages"]) == document["plan"]["layout"]["pp"]
     assert set(document) == {"paraplan", "problem", "assumptions", "plan"}
 
 

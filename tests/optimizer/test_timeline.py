@@ -25,9 +25,10 @@ from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.reports import pipeline_picture
 from paraplan.optimizer.reports.canvas import svg, text_width
 from paraplan.optimizer.reports.pipeline_page import pipeline_page
-from paraplan.optimizer.reports.stages import render_stages, stage_figures
+from paraplan.optimizer.reports.stages import render_stages
 from paraplan.optimizer.reports.trace import chrome_trace
 from paraplan.optimizer.result import PricedLayout
+from paraplan.optimizer.stage_work import stage_work
 from paraplan.optimizer.step_timeline import StepTimeline, step_timeline
 from paraplan.search_spaces.inputs import build_problem
 from paraplan.search_spaces.layout import Layout, LayoutTable, Problem
@@ -280,12 +281,14 @@ def test_the_table_of_stages_fits_and_says_what_the_plan_says(name: str, cases: 
     problem, priced, step = cases[name]
     for width in (80, 160):
         out = io.StringIO()
-        render_stages(step, priced.memory, Console(file=out, width=width))
+        render_stages(stage_work(step), priced.memory, Console(file=out, width=width))
         lines = out.getvalue().splitlines()
         assert max(map(len, lines)) <= width and lines[0].startswith("Stages")
-    figures = stage_figures(step, priced.memory)
+    figures = stage_work(step)
     assert sum(one.layers for one in figures) == problem.model.num_layers
-    assert [one.peak_gib for one in figures] == [stage.peak_gib for stage in priced.memory.stages]
+    assert [one.idle_share for one in figures] == pytest.approx(1.0 - step.pipeline.busy_s / step.pipeline.step_s)
+    if name in ("1f1b", "recompute"):
+        assert [one.in_flight for one in figures] == [min(4 - stage, priced.layout.num_microbatches) for stage in range(4)]
     busy = np.array([(one.forward_s + one.backward_s) * priced.layout.num_microbatches for one in figures])
     alone = step.pipeline.busy_s
     assert (busy >= alone * (1 - 1e-9)).all()
