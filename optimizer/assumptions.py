@@ -52,7 +52,7 @@ def schedule_assumptions(problem: Problem, layout: Layout) -> tuple[str, ...]:
     if layout.schedule in PAIRED:
         said.append(
             f"{layout.schedule}: a forward beside a backward hides the exchange of tokens of each behind the other's kernels, "
-            f"which compute {slowed_in_pairs(problem):.1%} less meanwhile"
+            f"which compute {100 * slowed_in_pairs(problem):.1f} % less meanwhile"
         )
     if problem.stack.overlap.ep and layout.ep > 1 and layout.schedule in (ONE_F_ONE_B, INTERLEAVED):
         said.append(_hidden_alone(problem, layout))
@@ -65,7 +65,8 @@ def _hidden_alone(problem: Problem, layout: Layout) -> str:
     group = group_size(layout.schedule, pp, m, problem.stack.microbatch_group)
     alone = vpp * m - int(build_schedule(layout.schedule, pp, vpp, m, group, overlapped=True).paired[0].sum())
     return (
-        f"a pass hides {problem.stack.overlap.ep:.0%} of its exchange of tokens, as was measured where nearly all run in pairs; "
+        f"a pass hides {100 * problem.stack.overlap.ep:.0f} % of its exchange of tokens, as was measured where nearly all run "
+        "in pairs; "
         f"that {alone} of {vpp * m} forwards of the first stage, and as many backwards, run alone and hide nothing is not priced"
     )
 

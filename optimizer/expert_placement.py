@@ -246,7 +246,7 @@ def _assumed(
     yield "step times take the mean over layers of the imbalance"
     if where.redundant:
         share = where.redundant / moe.experts
-        yield f"weights, gradients and states of the copies, {share:.1%} more of the experts', are not in the price, nor in memory"
+        yield f"weights, gradients and states of copies, {100 * share:.1f} % more of the experts', are in neither price nor memory"
     if len(where.spans) == 1:
         return
     if problem.stack.moe_dispatcher == "flex":
@@ -271,7 +271,8 @@ def _assumed(
     if pairs is not None and where.units == len(where.spans) == where.groups:
         yield "what tokens choose together moves no expert: each supernode keeps one routing group"
     elif pairs is not None:
-        yield f"of placements whose fullest rank is within {TOLERANCE:.1%} of the least, one with fewer pairs apart is taken"
+        near = f"whose fullest rank is within {100 * TOLERANCE:.1f} % of the least"
+        yield f"of placements {near}, one with fewer pairs apart is taken"
 
 
 def _of_loads_alone(where: Site) -> Iterable[str]:

@@ -118,7 +118,7 @@ def _sized(run: Run, found: _Found, target_mfu: float | None, repair_days: float
     per_token = best.model_tflops_per_device * 1e12 / best.tokens_per_s_per_device
     rate = 6.0 * active * best.tokens_per_s_per_device * share
     words = (
-        f"6·N × {best.tokens_per_s_per_device:,.0f} tokens/s of a device × {share:.3f} goodput; MFU {best.mfu:.1%} counts "
+        f"6·N × {best.tokens_per_s_per_device:,.0f} tokens/s of a device × {share:.3f} goodput; MFU {100 * best.mfu:.1f} % counts "
         f"{per_token / (6.0 * active):.3f} · 6·N, attention and MTP in"
     )
     lines = list(arithmetic(active, run.tokens, run.days, rate, words, model.parameters()))

@@ -138,7 +138,7 @@ def in_words(lines: Iterable[Line]) -> Iterator[str]:
 def at_target(run: Run, mfu: float) -> Line:
     """The devices that a constant MFU would take."""
     peak = run.cluster.accelerator.peak_flops[run.precision].value
-    words = f"were MFU {mfu:.0%} of {peak / 1e12:,.0f} TFLOP/s at every size, and nothing failed"
+    words = f"were MFU {100 * mfu:.0f} % of {peak / 1e12:,.0f} TFLOP/s at every size, and nothing failed"
     return Line(name="devices", expression=words, value=least_devices(run) / mfu, unit="")
 
 

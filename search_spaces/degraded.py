@@ -182,7 +182,7 @@ def slowed(cluster: ClusterSpec, slow: Mapping[str, float]) -> ClusterSpec:
 def slow_levels(slow: Mapping[str, float]) -> tuple[str, ...]:
     """What is assumed of levels that run slow, in sentences."""
     return tuple(
-        f"every link of level {name} carries {share:.0%} of its bandwidth: groups across it follow the slowest"
+        f"every link of level {name} carries {100 * share:.0f} % of its bandwidth: groups across it follow the slowest"
         for name, share in slow.items()
         if name != DEVICE
     )

@@ -129,7 +129,9 @@ def _unproved(found: Plan) -> Iterator[str]:
     waits = found.devices_left is not None and found.devices_left.slow is not None
     if found.certificate.status != "optimal" and found.front_certificate is None and not waits:
         gap = found.certificate.gap
-        of_best = "with no bound on how much faster others are" if gap is None else f"within {gap:.0%} of the best there can be"
+        of_best = (
+            "with no bound on how much faster others are" if gap is None else f"within {100 * gap:.0f} % of the best there can be"
+        )
         yield f"not proved: the best layout found, {of_best}"
 
 

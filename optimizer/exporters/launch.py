@@ -130,7 +130,8 @@ def predicted(asked: Request) -> str:
     (low, high), memory = priced.step_time_interval_s, priced.memory
     promise = (
         f"Predicted for the stack {stack.name}: {priced.step_time_s:.3g} s per step ({low:.3g} to {high:.3g}), "
-        f"MFU {priced.mfu:.1%}, fullest stage {memory.peak_gib:.1f} of {memory.usable_gib:.1f} GiB usable ({memory.verdict})."
+        f"MFU {100 * priced.mfu:.1f} %, fullest stage "
+        f"{memory.peak_gib:.1f} of {memory.usable_gib:.1f} GiB usable ({memory.verdict})."
     )
     if asked.speaks.framework not in get_args(Framework) or asked.speaks.framework == stack.framework:
         return promise

@@ -53,8 +53,9 @@ def errors_sentence(found: Calibration) -> str:
     """Residuals before and after."""
     before, after = found.before, found.after
     return (
-        f"median error {before.median:.1%} → {after.median:.1%}, 90th percentile {before.p90:.1%} → {after.p90:.1%}, "
-        f"bias {before.bias:+.1%} → {after.bias:+.1%}"
+        f"median error {100 * before.median:.1f} % → {100 * after.median:.1f} %, "
+        f"90th percentile {100 * before.p90:.1f} % → {100 * after.p90:.1f} %, "
+        f"bias {100 * before.bias:+.1f} % → {100 * after.bias:+.1f} %"
     )
 
 

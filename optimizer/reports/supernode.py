@@ -186,7 +186,7 @@ def _reserve(price: ReservePrice) -> Group:
             step, more = wording.seconds(price.after_s), f"{wording.seconds(price.after_s - price.step_time_s)} more"
         table.add_row(Text(f"from {price.until_gib:.3f} GiB"), Text(step), Text(more))
     doubt = [] if price.proved else [Text("not proved: the time limit ended a search", style=DOUBT)]
-    note = Text(f"changes of the step under {CHANGE:.1%} are left out of the table", style=LABEL)
+    note = Text(f"changes of the step under {100 * CHANGE:.1f} % are left out of the table", style=LABEL)
     return section("Reserved memory", Text(_reserve_words(price)), table, *doubt, note=note)
 
 

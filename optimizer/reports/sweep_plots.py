@@ -140,7 +140,7 @@ def _cell(axes: Axes, x: int, y: int, row: Row | None) -> None:
     axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=COLOURS[name], **EDGE))
     words = _two_lines([f"{part}{row[part]}" for part in ("tp", "cp", "pp", "ep") if row[part] > 1]) or "data only"
     axes.text(x, y + 0.10, words, ha="center", va="center", fontsize=SMALL, color=ink(name), linespacing=1.0)
-    axes.text(x, y - 0.34, f"{row['mfu']:.0%} MFU", ha="center", va="center", fontsize=SMALL - 1, color=ink(name))
+    axes.text(x, y - 0.34, f"{100 * row['mfu']:.0f} % MFU", ha="center", va="center", fontsize=SMALL - 1, color=ink(name))
 
 
 def _two_lines(words: Sequence[str]) -> str:

@@ -252,7 +252,7 @@ def alike(path: Path) -> Iterator[tuple[str, str, Alike]]:
 def likenesses(path: Path) -> Iterator[str]:
     """What devices of one peak or price come to, in sentences."""
     for given, found in itertools.groupby(alike(path), key=lambda each: each[1]):
-        said = ", ".join(f"{one.devices:,} on {cluster} ({one.share:.1%} of it)" for cluster, _, one in found)
+        said = ", ".join(f"{one.devices:,} on {cluster} ({100 * one.share:.1f} % of it)" for cluster, _, one in found)
         yield f"devices = {given!r}: {said}"
 
 

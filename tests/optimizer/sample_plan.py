@@ -113,7 +113,7 @@ def sample_plan() -> Plan:
         problem=sample_problem(),
         assumptions=(
             *sample_problem().assumptions,
-            "kernel and collective curves of h800 are fitted to measured kernels; step times may be 10% lower to 13% higher "
+            "kernel and collective curves of h800 are fitted to measured kernels; step times may be 10 % lower to 13 % higher "
             "(published runs)",
         ),
         plan=best,

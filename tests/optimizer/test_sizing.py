@@ -204,7 +204,7 @@ def test_a_count_beyond_the_largest_that_is_planned_is_told_by_arithmetic(monkey
     assert raised.value.reasons[0].endswith("nothing fits")
     assert "6·N·D takes at least 48," in raised.value.reasons[1]
     assert "rate: of a device at its peak = 9.89e+14 FLOP/s" in raised.value.reasons
-    assert raised.value.reasons[-1].startswith("devices: were MFU 50% of 989 TFLOP/s at every size, and nothing failed = 9.7")
+    assert raised.value.reasons[-1].startswith("devices: were MFU 50 % of 989 TFLOP/s at every size, and nothing failed = 9.7")
 
 
 def test_days_are_given_at_the_ends_of_the_step_and_of_the_failures() -> None:

@@ -194,7 +194,9 @@ def test_a_slow_level_is_said_and_costs_what_crosses_it(capsys: pytest.CaptureFi
     fix = "tp=8,pp=1,cp=1,dp=2,micro_batch=2,recompute=full"
     assert main([*job, "--fix", fix, "--slow", "level=scale-out:0.8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert "every link of level scale-out carries 80% of its bandwidth: groups across it follow the slowest" in found["assumptions"]
+    assert (
+        "every link of level scale-out carries 80 % of its bandwidth: groups across it follow the slowest" in found["assumptions"]
+    )
     whole = build_problem("llama-3.1-8b", "hgx-h100", 16, 32, 4096, fix=fix)
     slow = whole.model_copy(update={"cluster": slowed(whole.cluster, {"scale-out": 0.8})})
     step_s, whole_s = found["plan"]["step_time_s"], plan(whole).plan.step_time_s

@@ -67,10 +67,10 @@ def test_clusters_may_have_as_many_devices_as_have_one_peak_or_price(tmp_path: P
     by_peak, by_price = {("gb200-nvl72", 768), ("cloudmatrix-384", 5376)}, {("gb200-nvl72", 1024), ("cloudmatrix-384", 4096)}
     assert found(text) == {("hgx-h100", 2048), *by_peak, *by_price}
     assert list(likenesses(tmp_path / "sweep.yaml")) == [
-        "devices = 'peak of 2048 hgx-h100': 2,048 on hgx-h100 (100.0% of it), 768 on gb200-nvl72 (94.8% of it), "
-        "5,376 on cloudmatrix-384 (93.9% of it)",
-        "devices = 'price of 2048 hgx-h100': 2,048 on hgx-h100 (100.0% of it), 1,024 on gb200-nvl72 (100.0% of it), "
-        "4,096 on cloudmatrix-384 (100.0% of it)",
+        "devices = 'peak of 2048 hgx-h100': 2,048 on hgx-h100 (100.0 % of it), 768 on gb200-nvl72 (94.8 % of it), "
+        "5,376 on cloudmatrix-384 (93.9 % of it)",
+        "devices = 'price of 2048 hgx-h100': 2,048 on hgx-h100 (100.0 % of it), 1,024 on gb200-nvl72 (100.0 % of it), "
+        "4,096 on cloudmatrix-384 (100.0 % of it)",
     ]
 
 
