@@ -10,7 +10,8 @@ import numpy as np
 
 from ..search_spaces.groups import groups
 from ..search_spaces.layout import Bools, Floats, LayoutTable
-from .network import Crossing, Exchange, Network
+from .crossing import Crossing
+from .network import Exchange, Network
 from .operation import Message
 
 DIMENSIONS = ("tp", "cp", "ep", "etp")

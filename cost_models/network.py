@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -19,85 +17,15 @@ from ..search_spaces.cluster import ClusterSpec, Level
 from ..search_spaces.groups import Groups, untiled
 from ..search_spaces.layout import Bools, Floats, Ints
 from ..search_spaces.libraries import deep_ep
-from .profile import Fitted, Profile, together_s
+from .crossing import Crossing
+from .level_curves import LevelCurves, level_curves
+from .profile import Profile, together_s
 from .routing import Routing
 
 Exchange = Literal["moe_dispatch", "moe_combine"]
 EXCHANGES = ("all_to_all", "moe_dispatch", "moe_combine")
 """Collectives that reach every peer in one step."""
 ROUNDING = 1e-12
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """How groups sit on the levels; all arrays are (levels, n).
-
-    `members`: ranks of the group in one unit; `fan`: parts joined at the level (1: nothing crosses it). `gathered`: what a rank
-    sends across the level of a buffer that the group gathers, as a share of it; `outside`: ranks of the group that the level lies
-    between; `leaving`: edges of a ring through the group that leave a unit. Of a group that does not tile its units these three
-    are those of the rank that has most to send, which sits where fewest of its group do; `Network.mean_crossing` has the means.
-
-    `joined`: units that the level's fabric joins to each other, so many as a group that leaves one touches; `passed`: of the ranks
-    in one unit of the whole fabric, the share that the level lies between.
-    """
-
-    members: Floats
-    fan: Floats
-    gathered: Floats
-    outside: Floats
-    leaving: Floats
-    joined: Floats
-    passed: Floats
-
-    @cached_property
-    def below(self) -> Floats:
-        """Ranks of the group in one unit of the level below, (levels, n)."""
-        return np.concatenate([np.ones((1, self.members.shape[1])), self.members[:-1]])
-
-    @cached_property
-    def crossed(self) -> Bools:
-        """Whether anything crosses the level, (levels, n)."""
-        return np.asarray(self.outside > 0.0)
-
-    @cached_property
-    def size(self) -> Floats:
-        return np.asarray(self.members[-1])
-
-    @cached_property
-    def outermost(self) -> Ints:
-        """Index of the outermost level that the group crosses, (n,); 0 where the group is one rank."""
-        crossed = self.crossed
-        last = len(crossed) - 1 - np.argmax(crossed[::-1], axis=0)
-        return np.where(crossed.any(axis=0), last, 0)
-
-    @cached_property
-    def edges(self) -> Floats:
-        """Neighbours in a chain through the group that the level lies between, at most, (levels, n): they add up to n − 1."""
-        return np.asarray(self.size / self.members * (self.fan - 1.0))
-
-    @cached_property
-    def tree_steps(self) -> Floats:
-        """Steps up and down a binary tree over the parts that each level joins, (levels, n)."""
-        return np.asarray(2.0 * np.ceil(np.log2(np.maximum(self.fan, 1.0))))
-
-    def take(self, rows: Ints) -> Crossing:
-        return Crossing(*(getattr(self, name)[:, rows] for name in Crossing.__dataclass_fields__))
-
-
-@dataclass(frozen=True)
-class _Curves:
-    """Figures of one collective on every level, (levels,); how often it passes through memory is the innermost one's to say."""
-
-    half_bytes: Floats  # what is left of them on an oversubscribed link
-    gamma: Floats
-    efficiency: Floats
-    launch_s: Floats
-    hop_s: Floats  # the library's whole hop where it was measured, else the level's latency
-    hop_measured: Bools
-    local_cost: Floats
-    sm_bytes_per_s: Floats  # of a kernel that crosses the level; where that is not known, as within it, and inf without a limit
-    handling_bytes: Floats
-    passes: float
 
 
 class Network:
@@ -129,7 +57,6 @@ class Network:
         oversubscribed = np.array([level.oversubscription for level in self.levels])
         out = np.array([[level.efficiency_profile == "scale-out"] for level in self.levels])
         self._reached = np.where(out, scale_out, scale_up)  # (levels, 1 or n)
-        self._oversubscribed = oversubscribed
         self.bandwidth = np.array([x.bandwidth_bytes_per_s.value for x in self.levels]) / shared / oversubscribed
         self.latency = np.array([level.latency_s.value for level in self.levels])
         fabrics = tuple(dict.fromkeys(level.efficiency_profile for level in self.levels))
@@ -141,7 +68,7 @@ class Network:
         parts = np.array(built) / np.array((1, *built[:-1]))
         mesh = np.array([level.kind == "full_mesh" for level in self.levels])
         self._mesh_peers = np.where(mesh, np.maximum(parts - 1.0, 1.0), np.inf)
-        self._of_collective: dict[str, _Curves] = {}
+        self._of_collective: dict[str, LevelCurves] = {}
         self._ring_kind = np.array([level.kind in ("ring", "torus") for level in self.levels])[:, None]
 
     def crossing(self, group: Groups) -> Crossing:
@@ -430,34 +357,11 @@ class Network:
     def _reduces(self, level: Level) -> bool:
         return level.in_network_reduction and "all_reduce_in_network" in self._profile.collective_curves(level.efficiency_profile)
 
-    def _curves(self, collective: str) -> _Curves:
-        """The curve of every level's fabric for a collective; where a fabric has none in the network, its plain one."""
+    def _curves(self, collective: str) -> LevelCurves:
         if collective not in self._of_collective:
-            self._of_collective[collective] = self._read_curves(collective)
+            plain = collective.removesuffix("_in_network").removesuffix("_direct").removesuffix(self._backend)
+            self._of_collective[collective] = level_curves(self.levels, self._profile, collective, plain)
         return self._of_collective[collective]
-
-    def _read_curves(self, collective: str) -> _Curves:
-        name = collective.removesuffix("_in_network").removesuffix("_direct").removesuffix(self._backend)
-        known = [self._profile.collective_curves(level.efficiency_profile) for level in self.levels]
-        fast, plain = ([each.get(which) for each in known] for which in (collective, name))
-        curves = [
-            f or p or self._profile.collective_curve(x.efficiency_profile, name)
-            for f, p, x in zip(fast, plain, self.levels, strict=True)
-        ]
-        hop = np.array([c.hop_latency_s.value if c.hop_latency_s else np.nan for c in curves])
-        copying = [next((c for c in curves[index::-1] if c.sm_bytes_per_s), None) for index in range(len(curves))]
-        return _Curves(
-            np.array([c.half_bytes.value for c in curves]) / self._oversubscribed,
-            np.array([c.gamma.value if isinstance(c.gamma, Fitted) else c.gamma for c in curves]),
-            np.array([c.efficiency.value for c in curves]),
-            np.array([c.launch_s.value for c in curves]),
-            np.where(np.isnan(hop), self.latency, hop),
-            ~np.isnan(hop),
-            np.array([c.local_cost.value if c.local_cost else 0.0 for c in curves]),
-            np.array([c.sm_bytes_per_s.value if c and c.sm_bytes_per_s else np.inf for c in copying]),
-            np.array([c.handling_bytes.value if c and c.handling_bytes else 0.0 for c in copying]),
-            curves[0].passes,
-        )
 
     def _collective(
         self,

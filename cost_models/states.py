@@ -11,8 +11,9 @@ from ..search_spaces.groups import groups
 from ..search_spaces.layout import Floats, Ints, LayoutTable, Problem
 from ..search_spaces.libraries import megatron_core
 from ..search_spaces.row_keys import distinct_rows
+from .crossing import Crossing
 from .memory import StaticRates, communicator_count, static_rates
-from .network import Crossing, Network
+from .network import Network
 from .operators import BF16, FP32
 from .profile import Profile
 from .sharding import ZERO1, copy_groups, exchanges, reduces_gradients, shard_group

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from paraplan.cost_models.network import Crossing
+from paraplan.cost_models.crossing import Crossing
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer.evaluation import evaluate
 from paraplan.optimizer.layout_words import complete, parse_layout
