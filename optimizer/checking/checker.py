@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cost_models.memory import GIB
+from ...cost_models.schedules import group_size
 from ...cost_models.step import CostModel
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.errors import Infeasible
@@ -21,7 +22,7 @@ from ..leftover import over
 from ..planner import plan
 from ..readers import Finding, Job, read_job
 from ..readers.options import may_shape_the_model
-from ..readers.spelling import overlap_spelled
+from ..readers.spelling import GROUPS, overlap_spelled
 from ..readers.splits import uneven_remedy
 from ..result import PricedLayout
 from ..waterfall import changed_columns, term_bars, waterfall
@@ -147,7 +148,7 @@ def _broken(subject: Subject) -> list[Broken]:
     found, known = subject.job.findings, subject.known
     return [
         *_as_broken((*found, *subject.cut_wrong, *subject.beyond_device)),
-        *_with_uneven(broken_rules(known), known, found),
+        *(_with_group(each, subject) for each in _with_uneven(broken_rules(known), known, found)),
     ]
 
 
@@ -194,6 +195,18 @@ def _with_uneven(broken: Sequence[Broken], known: Known, found: Sequence[Finding
             uneven_remedy(known.values["layers"], known.values["pp"]) if each.rule == "C060" and known.values["vpp"] == 1 else ""
         )
         yield each.model_copy(update={"sentence": f"{each.sentence[:-1]}, as would {remedy}."}) if remedy else each
+
+
+def _with_group(each: Broken, subject: Subject) -> Broken:
+    """Interleaving that leaves micro-batches over, with the option that lets it run as it is."""
+    known = subject.known.values
+    option = GROUPS.get(subject.job.format)
+    if each.rule != "C030a" or option is None or known["microbatch_group"]:
+        return each
+    group = group_size("interleaved", known["pp"], known["num_microbatches"])
+    if group is None or group < known["pp"]:
+        return each
+    return each.model_copy(update={"sentence": f"{each.sentence[:-1]}, as would {option.format(group)}."})
 
 
 def _near(subject: Subject, broken: Sequence[Broken]) -> list[tuple[Changed, Layout]]:

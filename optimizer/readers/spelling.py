@@ -18,6 +18,12 @@ Speller = Callable[[Job, Layout, str], str]
 
 DEGREES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
 OVERLAPS = {"dp_gradients": "--overlap-grad-reduce", "dp_parameters": "--overlap-param-gather"}
+GROUPS = {
+    "megatron-lm": "--microbatch-group-size-per-virtual-pipeline-stage {}",
+    "mindspeed-llm": "--microbatch-group-size-per-virtual-pipeline-stage {}",
+    "megatron-bridge": "microbatch_group_size_per_vp_stage={}",
+}
+"""How formats ask for the micro-batches that an interleaved chunk runs before the next one does."""
 NO_P2P_OVERLAP = "--no-overlap-p2p-communication"
 
 

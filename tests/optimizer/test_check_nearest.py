@@ -336,7 +336,11 @@ def test_a_value_that_fails_is_no_remedy() -> None:
 @pytest.mark.parametrize(
     ("values", "rule", "said"),
     [
-        ({"world": 3, "pp": 3, "vpp": 2, "gbs": 62, "layers": 36}, "C030a", "; num_microbatches = 60 or 63 would do."),
+        (
+            {"world": 3, "pp": 3, "vpp": 2, "gbs": 62, "layers": 36},
+            "C030a",
+            "; num_microbatches = 60 or 63 would do, as would --microbatch-group-size-per-virtual-pipeline-stage 7.",
+        ),
         ({"world": 24, "cp": 3, "tp": 8, "seq": 8192}, "C041", "cp·tp = 24 does not divide the sequence length 8192; 8 would."),
     ],
 )
