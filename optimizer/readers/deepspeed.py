@@ -75,7 +75,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     pp = doc.whole("pipeline.stages") or 1
     checkpointed = doc.whole("activation_checkpointing.number_checkpoints")
     findings: list[Finding] = []
-    stage = _stage(doc, auto, where)
+    stage = _stage(doc, auto, where, findings)
     dp = _replicas(tp * cp * pp, pp, devices, findings)
     total, micro, steps = (doc.whole(key) for key in KEYS)
     said: list[str] = []
@@ -128,14 +128,16 @@ def _defaults(doc: Document, pp: int, checkpointed: int | None) -> Iterator[str]
         yield "bf16: neither fp16 nor bf16 is enabled"
 
 
-def _stage(doc: Document, auto: Sequence[str], where: str) -> int:
-    """The ZeRO stage. InputError where it is left to the program, or is none."""
+def _stage(doc: Document, auto: Sequence[str], where: str, findings: list[Finding]) -> int:
+    """The ZeRO stage, the last where there is none of the number. InputError where it is left to the program."""
     if "zero_optimization.stage = auto" in auto:
         raise InputError(f"{where}: zero_optimization.stage is auto, which only the code that trains can tell; write 0, 1, 2 or 3")
     stage = doc.whole("zero_optimization.stage", least=0) or int(doc.get("zero_optimization") is True)
     if stage > 3:
-        raise InputError(f"{where}: zero_optimization.stage = {stage} must be 0, 1, 2 or 3")
-    return stage
+        findings.append(
+            Finding("P015", f"zero_optimization.stage = {stage} is not one of 0, 1, 2, 3.", "ZeRO has no other", CONFIG)
+        )
+    return min(stage, 3)
 
 
 def _replicas(each: int, pp: int, devices: int | None, findings: list[Finding]) -> int | None:

@@ -15,6 +15,7 @@ from .job import Job
 from .megatron import job_of
 from .megatron_aliases import ALIASES
 from .megatron_contradictions import queues
+from .megatron_words import misspelt, takes_words
 from .options import Knobs, by_knob
 from .processes import NODES, OF_THE_WORLD, PER_NODE, world
 from .shell import SCRIPTS, Option, Script, options, read_script, shown, unresolved, without_value
@@ -148,7 +149,15 @@ def read(text: str, where: str, framework: str, devices: int | None = None, vari
     said = (*script.decisions, *told, *beside, *named, *job.assumptions)
     own = "megatron-lm" if is_swift(" ".join(words)) else None  # it stands on Megatron-Core 0.16 and later, on Ascend too
     findings = (*job.findings, *queues(knobs, script.variables.get("CUDA_DEVICE_MAX_CONNECTIONS", [None])[-1]))
-    return replace(job, findings=findings, assumptions=said, unmodelled=asked, model_name=model, stack=job.stack or own)
+    job = replace(job, findings=findings, assumptions=said, unmodelled=asked, model_name=model, stack=job.stack or own)
+    return _with_misspelt(job, found) if knobs.parsed else job
+
+
+def _with_misspelt(job: Job, found: Sequence[Option]) -> Job:
+    """The job with words that Megatron-LM's parser refuses; beside options that it has not, another's may know them."""
+    wrong = tuple(misspelt(found, job.format))
+    forked = any(not takes_words(each.split()[0], job.format) for each in job.unknown)
+    return replace(job, advice=(*job.advice, *wrong)) if forked else replace(job, findings=(*job.findings, *wrong))
 
 
 PROGRAM = re.compile(r"(?:.*/)?[^/]+\.py")
