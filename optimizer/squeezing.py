@@ -16,13 +16,15 @@ import numpy.typing as npt
 from ..cost_models.loads import Cuts
 from ..cost_models.rows import Rows
 from ..cost_models.schedules import stage_chunks
-from ..cost_models.split_passes import busiest_s, by_replay
+from ..cost_models.split_passes import busiest_s, by_replay, held_moments
 from ..cost_models.step import CostModel, same_shape
 from ..search_spaces.cutting import Cutting
 from ..search_spaces.layout import Floats
 from .bounds import mean_bytes
+from .chunk_costs import chunking_of
+from .chunk_master import Master
 from .chunks import moves
-from .stages import EQUAL, cut_rules, cutting_of
+from .stages import EQUAL, balanced_cuts, cut_rules, cutting_of
 
 AT_ONCE, TRIED = 8, 512
 """Rows that are squeezed before the limit is looked at again, fewer of many chunks, and how many are for the sake of any that fits.
@@ -35,6 +37,12 @@ SHAPES, IN_VAIN = 24, 2
 """
 PRICE = 0.03
 """By how much of the step a layout must be faster under equal work than what it has to beat: making it fit mostly costs more."""
+ROOM = 1.1
+"""How much of the memory stages of equal shares may ask for: later chunks that take more of the layers are kept less often."""
+LEAN = (1.0, 0.5)
+"""Shares of the work that go into the leanest chunks of all stages, by which it is cut where equal work leads nowhere."""
+SOLVED, SECONDS = 4, 0.1
+"""Shapes whose roomiest row CP-SAT is asked to cut where nothing else fits, and its deterministic seconds for each."""
 DRAWS = 3
 """Times in turn that moves are drawn at random beside those that do not help alone."""
 
@@ -72,7 +80,9 @@ class _Part:
 
 @dataclass
 class Tight:
-    """Rows that fit under no cut that was looked at, though stages of equal shares would: set apart until the limit is known."""
+    """Rows that fit under no cut that was looked at, though stages of equal shares nearly would: set apart until the limit is
+    known.
+    """
 
     model: CostModel
     _waiting: list[_Part] = field(default_factory=list)
@@ -80,7 +90,7 @@ class Tight:
     def add(self, rows: Rows, frame: npt.NDArray[np.intp], bound: Floats) -> None:
         """Sets rows apart, with their frames and what no cuts of theirs beat."""
         if self.model.problem.stack.cuts_freely(int(rows.table.vpp.min(initial=1))) and len(rows):
-            roomy = np.nonzero(mean_bytes(self.model, rows) <= self.model.usable_bytes)[0]
+            roomy = np.nonzero(mean_bytes(self.model, rows) <= ROOM * self.model.usable_bytes)[0]
             self._waiting.append(_Part(rows, frame, bound).take(roomy))
 
     def squeezed(self, limits_s: Callable[[npt.NDArray[np.intp]], Floats]) -> Iterator[Squeezed]:
@@ -106,6 +116,7 @@ class Tight:
     def _any(self, parts: list[_Part]) -> Iterator[Squeezed]:
         """The first that fits."""
         rooms = [mean_bytes(self.model, part.rows) for part in parts]
+        roomiest = [part.take(np.argsort(room, kind="stable")[:1]) for part, room in zip(parts, rooms, strict=True)]
         tried = 0
         for which in sorted(range(len(parts)), key=lambda which: float(rooms[which].min())):
             order, at_once = np.argsort(rooms[which], kind="stable"), parts[which].at_once
@@ -116,6 +127,10 @@ class Tight:
                 if found is not None:
                     yield found
                     return
+        for which in sorted(range(len(parts)), key=lambda which: float(rooms[which].min()))[:SOLVED]:
+            if (found := self._solved(roomiest[which])) is not None:
+                yield found
+                return
 
     def _parts(self, limits_s: Callable[[npt.NDArray[np.intp]], Floats]) -> Iterator[_Part]:
         """The rows that may still come below their limits, by shape."""
@@ -135,10 +150,41 @@ class Tight:
         """Those of some rows of one shape that fit when squeezed, if any do."""
         ruled, cutting = cut_rules(self.model, part.rows)[0], cutting_of(self.model, *part.rows.shape[:2])
         cuts = squeezed_cuts(self.model, part.rows, cutting, ruled)
+        over = np.nonzero(self.model.cut_bytes(part.rows, cuts).max(axis=1) > self.model.usable_bytes)[0]
+        for start in lean_cuts(self.model, part.rows) if len(over) else ():
+            cuts[over] = squeezed_cuts(self.model, part.rows.take(over), cutting, start[over])
+            over = over[self.model.cut_bytes(part.rows.take(over), cuts[over]).max(axis=1) > self.model.usable_bytes]
+            if not len(over):
+                break
+        return self._fitting(part, cuts)
+
+    def _fitting(self, part: _Part, cuts: Cuts) -> Squeezed | None:
+        """Those of some rows of one shape that fit at these cuts, if any do."""
         priced = self.model.price_cuts(part.rows, cuts, closed_form=True)
         fits = np.nonzero(priced.fits)[0]
         some = part.take(fits)
         return Squeezed(some.rows, some.frame, some.bound, cuts[fits], priced.step_time_s[fits]) if len(fits) else None
+
+    def _solved(self, part: _Part) -> Squeezed | None:
+        """A row cut so that it fits by CP-SAT, which finds such cuts if there are any."""
+        counts, _ = Master(chunking_of(self.model, part.rows)).below(np.inf, SECONDS)
+        if counts is None:
+            return None
+        return self._fitting(part, np.cumsum([0, *counts.sum(axis=(0, 1))])[None])
+
+
+def lean_cuts(model: CostModel, rows: Rows) -> Iterator[Cuts]:
+    """Cuts (n, chunks+1) of rows of one shape to squeeze where equal work leads to none that fit: the more of every stage's work in
+    that of its chunks of which it keeps fewest micro-batches.
+    """
+    pp, vpp, schedule = rows.shape
+    place = stage_chunks(schedule, pp, vpp)
+    if len(place) == 1:
+        return
+    kept = np.array([held[:, : len(place)].max(axis=0) for held in held_moments(rows)]).T  # of every chunk, (chunks of a stage, pp)
+    lean = np.bincount(place[kept.argmin(axis=0), np.arange(pp)], minlength=pp * vpp) * vpp
+    for share in LEAN:
+        yield balanced_cuts(model, rows, pp * vpp, tuple((share * lean + (1.0 - share)).tolist()))
 
 
 def squeezed_cuts(model: CostModel, rows: Rows, cutting: Cutting, cuts: Cuts) -> Cuts:

@@ -155,25 +155,28 @@ def least_partitions(model: CostModel, rows: Rows, limit_s: Floats, ceiling_byte
     return Partition(cuts, best[:, blocks], np.where(found, peak_bytes, np.inf))
 
 
-def balanced_cuts(model: CostModel, rows: Rows, chunks: int) -> Cuts:
-    """Cuts (n, chunks+1) nearest to equal work per chunk, embedding and head in, recompute out, within what is legal."""
+def balanced_cuts(model: CostModel, rows: Rows, chunks: int, weights: tuple[float, ...] = ()) -> Cuts:
+    """Cuts (n, chunks+1) nearest to equal work per chunk, or to work by `weights` of mean 1, embedding and head in, recompute out,
+    within what is legal.
+    """
     pp, _, _ = rows.shape
     cutting, blocks = cutting_of(model, pp, chunks // pp), rows.pieces.blocks
     used, place = np.unique(rows.factor, return_inverse=True)
     each = [rows.pieces.pieces[name].work_s[used] for name in (*rows.pieces.names, "embedding", "head")]
     work_s = np.stack(each, axis=1)
-    return _KNOWN.of((cutting, blocks), work_s, lambda new: _balanced(rows.pieces, work_s[new], cutting))[place]
+    weights = weights or (1.0,) * chunks
+    return _KNOWN.of((cutting, blocks, weights), work_s, lambda new: _balanced(rows.pieces, work_s[new], cutting, weights))[place]
 
 
 _KNOWN = KnownCuts()
 
 
-def _balanced(pieces: Pieces, each_s: Floats, cutting: Cutting) -> Cuts:
+def _balanced(pieces: Pieces, each_s: Floats, cutting: Cutting, weights: tuple[float, ...]) -> Cuts:
     """The same of rows (n, pieces) of what a layer of each kind, the embedding and the head work."""
     embedding_s, head_s = each_s[:, -2], each_s[:, -1]
     layers_s = (pieces.running[name] * each_s[:, [kind]] for kind, name in enumerate(pieces.names))
     work_s = np.asarray(embedding_s[:, None] + sum(layers_s))
-    return _cut_at(work_s, (work_s[:, -1] + head_s)[:, None] * np.arange(1, cutting.chunks) / cutting.chunks, cutting)
+    return _cut_at(work_s, (work_s[:, -1] + head_s)[:, None] * np.cumsum(weights)[:-1] / cutting.chunks, cutting)
 
 
 def _cut_at(work_s: Floats, goal_s: Floats, cutting: Cutting) -> Cuts:

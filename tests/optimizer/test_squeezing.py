@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from pathlib import Path
+
 import numpy as np
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import build_problem
 from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.search import Search
 from paraplan.optimizer.squeezing import squeezed_cuts
-from paraplan.optimizer.stages import balanced_cuts, cut_family, cutting_of
+from paraplan.optimizer.stages import balanced_cuts, cut_family, cut_rules, cutting_of
 from paraplan.optimizer.walks import Walk
 from paraplan.search_spaces.enumeration import Space
-from paraplan.search_spaces.layout import LayoutTable
+from paraplan.search_spaces.inputs import load_stack
+from paraplan.search_spaces.layout import Floats, Ints, Layout, LayoutTable, Problem
+from paraplan.search_spaces.quantities import MIB
+from paraplan.search_spaces.workload import Workload
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the oracle lies beside them
+from brute_force import legal_cuts, random_cluster, random_model, with_memory
 
 ASKED = ("llama-4-maverick", "hgx-h100", 512, 1024, 8192, "megatron-bridge")
 FIXED = "tp=2,pp=8,vpp=2,ep=16,cp=1,micro_batch=1,recompute=none,optimizer_sharding=zero1,offload=none"
@@ -44,3 +54,41 @@ def test_squeezed_cuts_are_legal_and_pairs_of_moves_never_slow_them() -> None:
     ended, step_s = Walk(model, rows).wandered(begun)
     assert step_s <= begun[1] and cutting.legal(np.array([ended])).all()
     assert model.price_cuts(rows, np.array([ended])).fits.all()
+
+
+def interleaved(seed: int) -> Problem:
+    """Interleaved chunks of a small model on one pipeline, every choice but the cuts made."""
+    rng = random.Random(f"tight {seed}")
+    pp, vpp = rng.choice(((2, 2), (3, 2), (2, 3)))
+    fixed = {"pp": pp, "vpp": vpp, "schedule": "interleaved", "recompute": rng.choice(("none", "none", "full")), "micro_batch": 1}
+    fixed |= {"offload": "none", "optimizer_sharding": "zero1"}
+    fix = {name: (str(value),) for name, value in fixed.items()}
+    workload = Workload(global_batch=pp * rng.choice((1, 2, 4)), seq_len=rng.choice((96, 720, 2048)), fix=fix)
+    model, cluster = random_model(rng), random_cluster(rng)
+    return Problem(model=model, cluster=cluster, devices=pp, stack=load_stack("megatron-lm"), workload=workload)
+
+
+def peaks(model: CostModel, layout: Layout, cuts: Ints) -> Floats:
+    """Bytes of the fullest stage under each of some cuts."""
+    return np.asarray(model.cut_bytes(model.rows(LayoutTable.from_layouts([layout] * len(cuts))), cuts).max(axis=1))
+
+
+def test_what_fits_under_any_cuts_is_found() -> None:
+    """Memory that few of all cuts fit in: each is tried, and the search finds one wherever there is one."""
+    over = {"usual cuts": 0, "squeezed": 0}
+    for seed in range(51, 59):
+        problem = interleaved(seed)
+        pp, vpp = (int(problem.workload.fix[name][0]) for name in ("pp", "vpp"))
+        cuts = np.array(legal_cuts(problem, pp, vpp))
+        if len(cuts) < 2:
+            continue
+        layout = complete(problem, parse_layout(",".join(f"{name}={value}" for name, (value,) in problem.workload.fix.items())))
+        tight = with_memory(problem, float(peaks(CostModel(problem), layout, cuts).min()) + 3 * MIB)
+        model = CostModel(tight)
+        row = model.rows(LayoutTable.from_layouts([layout]))
+        over["usual cuts"] += bool(peaks(model, layout, cut_family(model, row)[0]).min() > model.usable_bytes)
+        squeezed = squeezed_cuts(model, row, cutting_of(model, pp, vpp), cut_rules(model, row)[0])
+        over["squeezed"] += bool(peaks(model, layout, squeezed)[0] > model.usable_bytes)
+        (best,) = Search(Space(tight), model).run().best
+        assert model.price(LayoutTable.from_layouts([best.layout])).fits.all(), seed
+    assert over["usual cuts"] > over["squeezed"] > 0
