@@ -191,7 +191,7 @@ def _sharding(knobs: Knobs, degrees: dict[str, int], devices: int | None) -> tup
     if knobs.has("fsdp"):
         strategy = {"zero2": "optim_grads", "zero3": "optim_grads_params"}.get(text := knobs.text("fsdp_strategy") or "", text)
         said = [] if strategy else ["optimizer_sharding zero3: the default of --data-parallel-sharding-strategy"]
-        # a word that is none of these is the parser's to refuse (`megatron_words`)
+        # a word that is none of these is the parser's to refuse (`option_words`)
         sharding = SHARDING_BY_STRATEGY.get(strategy or "", SHARDING_BY_STRATEGY["optim_grads_params"])
         copies = knobs.whole("fsdp_copies") or 1
         shard = (devices or 0) // (degrees["tp"] * degrees["pp"])

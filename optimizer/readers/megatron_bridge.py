@@ -16,6 +16,7 @@ from .arguments import empty_words
 from .dialects import knobs_of, switches_of
 from .job import Job
 from .megatron import job_of
+from .option_words import misspelt_fields
 from .options import Knobs
 from .processes import world
 from .python_source import Made, Source, flat, is_python, objects, richest
@@ -182,6 +183,7 @@ def _job(pairs: list[tuple[str, str]], where: str, devices: int | None, recipe: 
     return Job(
         **{
             **vars(job),
+            "findings": (*job.findings, *misspelt_fields(pairs, FRAMEWORK)),
             "assumptions": (*base, *said, *kept),
             "precision": precision or by_name or "bf16",
             "stack_changes": changes,

@@ -15,7 +15,7 @@ from .job import Job
 from .megatron import job_of
 from .megatron_aliases import ALIASES
 from .megatron_contradictions import queues
-from .megatron_words import misspelt, takes_words
+from .option_words import misspelt, takes_words
 from .options import Knobs, by_knob
 from .processes import NODES, OF_THE_WORLD, PER_NODE, world
 from .shell import SCRIPTS, Option, Script, options, read_script, shown, unresolved, without_value

@@ -14,6 +14,7 @@ from ...search_spaces.model import ModelSpec
 from .arguments import empty_words
 from .dialects import knobs_of
 from .job import Finding, Job, SplitWish
+from .option_words import misspelt_fields
 from .processes import world
 from .python_source import Made, Source, flat, is_python, objects, richest
 from .shell import UNSET, Option, Script, options, read_script, unresolved, without_value
@@ -59,6 +60,7 @@ CHECKPOINTING = re.compile(r"activation[-_]checkpoint")
 DIMENSIONS = "torchtitan torchtitan/distributed/parallel_dims.py"
 PIPELINE = "torchtitan torchtitan/distributed/pipeline_parallel.py"
 TRAINER = "torchtitan torchtitan/trainer.py"
+CHECKPOINTS = "activation_checkpoint.mode"
 MICRO_TOKENS, STEP_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank", "training.num_tokens_per_train_step"
 
 
@@ -93,6 +95,7 @@ def read(text: str, where: str, devices: int | None = None, variables: Mapping[s
     precision = "fp8" if "float8" in str(doc.get("model.converters") or "").lower() else "bf16"
     off = doc.flag("parallelism.disable_sequence_parallel") or doc.flag("parallelism.enable_sequence_parallel") is False
     apart = _eager(doc, said)
+    findings += misspelt_fields([*doc.values.items(), (CHECKPOINTS, checkpointing or "")], FRAMEWORK)
     doc.skip(*PLAIN)
     return Job(
         format=FRAMEWORK,

@@ -1,11 +1,11 @@
-"""Options that take one of a few words: what Megatron-LM's parser refuses before anything runs is no legal job."""
+"""Options that take one of a few words: what a framework refuses before anything runs is no legal job."""
 
 from __future__ import annotations
 
 import pytest
 from paraplan.optimizer.exporters.megatron_spellings import MEGATRON_LM
 from paraplan.optimizer.readers import read_text
-from paraplan.optimizer.readers.megatron_words import WORDS
+from paraplan.optimizer.readers.option_words import WORDS
 
 JOB = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 8 --num-layers 32 --micro-batch-size 1 {}"
 
@@ -20,6 +20,20 @@ def test_every_word_is_taken_and_no_other(option: str) -> None:
         assert not broken(f"--{option} {word}") and not broken(f"--{option.replace('-', '_')} {word}")
     (said,) = broken(f"--{option} mistaken")
     assert said.startswith(f"--{option} mistaken is not one of ")
+
+
+@pytest.mark.parametrize(
+    ("command", "framework"),
+    [
+        ("python run.py --recipe llama31_70b_pretrain_config model.tensor_model_parallel_size=8 {}={}", "megatron-bridge"),
+        ("torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b --{} {}", "torchtitan"),
+    ],
+)
+def test_fields_take_their_words_and_no_other(command: str, framework: str) -> None:
+    for field, words in WORDS[framework].items():
+        for word in (*words, "mistaken"):
+            found = [each.sentence for each in read_text(command.format(field, word), "job.sh").findings if each.rule == "P015"]
+            assert len(found) == (word == "mistaken"), (field, word)
 
 
 def test_what_was_meant_is_said() -> None:
