@@ -29,7 +29,7 @@ class StepTimeline:
     gradients for `reduced_s`, of which `hidden_s` more ran behind passes; once all have done so each spends `optimizer_s`,
     `offload_s` and `gathered_s`, and the step ends `overhead_s` after the slowest: at `step_s`. A stage holds `static_gib` always,
     `saved_gib` per chunk and micro-batch from its forward to its backward, `kept_gib` until a weight gradient that follows apart,
-    and `transient_gib` during backwards.
+    and `transient_gib` while it computes: the largest short-lived block of any pass, charged to each, as the price charges it.
     """
 
     problem: Problem
@@ -80,26 +80,27 @@ class StepTimeline:
 
     def memory_gib(self, stage: int) -> tuple[Floats, Floats]:
         """Times at which what a stage holds changes, and GiB from each on, both (changes,)."""
-        line, changes = self.pipeline, [(0.0, 0, float(self.static_gib[stage]))]
+        line, changes = self.pipeline, [(0.0, float(self.static_gib[stage]))]
         mine = np.flatnonzero(line.stage == stage)
-        columns = (line.kind, line.chunk, line.start_s, line.end_s)
-        for kind, chunk, start, end in zip(*(each[mine].tolist() for each in columns), strict=True):
-            changes += self._changes(kind, chunk, start, end, float(self.transient_gib[stage]))
+        columns = (line.kind, line.chunk, line.paired, line.start_s, line.end_s)
+        for kind, chunk, paired, start, end in zip(*(each[mine].tolist() for each in columns), strict=True):
+            changes.append(self._change(kind, chunk, start, end))
+            if not paired:  # the passes of a pair share one block
+                transient = float(self.transient_gib[stage])
+                changes += [(start, transient), (end, -transient)]
         changes.sort()
-        times, order, amounts = (np.array(column) for column in zip(*changes, strict=True))
-        last = np.append((np.diff(times) > 0) | (np.diff(order) > 0), True)  # what changes at once is told as one
+        times, amounts = (np.array(column) for column in zip(*changes, strict=True))
+        last = np.append(np.diff(times) > 0, True)  # what changes at once is told as one
         return times[last], np.cumsum(amounts)[last]
 
-    def _changes(self, kind: int, chunk: int, start: float, end: float, transient: float) -> Iterator[tuple[float, int, float]]:
-        """Changes that one pass makes: what it frees comes before what is taken at the same moment."""
+    def _change(self, kind: int, chunk: int, start: float, end: float) -> tuple[float, float]:
+        """When a pass changes what is held for backwards, and by how many GiB."""
         saved, kept = float(self.saved_gib[chunk]), float(self.kept_gib[chunk])
         if kind == FORWARD:
-            yield start, 1, saved
-        elif kind in (BACKWARD, INPUT):
-            yield start, 1, transient
-            yield end, 0, (kept if kind == INPUT else 0.0) - saved - transient
-        else:
-            yield end, 0, -kept
+            return start, saved
+        if kind in (BACKWARD, INPUT):
+            return end, (kept if kind == INPUT else 0.0) - saved
+        return end, -kept
 
 
 def step_timeline(problem: Problem, layout: Layout, profile: str | None = None) -> StepTimeline:
