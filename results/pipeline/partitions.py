@@ -51,6 +51,7 @@ class Job:
 
 V3 = ("deepseek-v3", "hgx-h800", 2048, 16384, 4096, "megatron-bridge", "fp8")
 LLAMA = ("llama-3.1-405b", "hgx-h100", 8192, 2048, 8192, "megatron-lm", "bf16")
+OLDER = tuple((*LLAMA[:5], stack, "bf16") for stack in ("megatron-lm-0.12", "nemo-25", "nemo-24"))
 KIMI = ("kimi-k2", "hgx-h100", 512, 4096, 4096, "megatron-bridge", "bf16")
 GPT = ("gpt3-175b", "hgx-a100", 1024, 1536, 2048, "megatron-lm", "bf16")
 QWEN = ("qwen3-235b-a22b", "hgx-h100", 256, 2048, 4096, "megatron-bridge", "bf16")
@@ -68,6 +69,8 @@ JOBS = (
     Job(*LLAMA, f"tp=8,pp=16,vpp=4,{FULL}", "Et|(tt|)*62tL"),
     Job(*LLAMA, f"tp=8,pp=16,vpp=7,{FULL}"),
     Job(*LLAMA, f"tp=8,pp=16,vpp=8,{FULL}", "E|(t|)*126L"),
+    *(Job(*older, f"tp=8,pp=16,{FULL}") for older in OLDER),
+    *(Job(*older, f"tp=8,pp=16,vpp=7,{FULL}") for older in OLDER),
     Job(*KIMI, f"tp=2,pp=16,ep=32,{SELECTIVE}", "Et*4|(t*4|)*14tL"),
     Job(*GPT, "tp=8,pp=8"),
     Job(*GPT, "tp=8,pp=8,vpp=3"),
@@ -84,8 +87,8 @@ def partitions() -> str:
         problem = job.problem
         model = CostModel(problem, load_profile(problem.cluster.accelerator.priced_as))
         layout = with_default_stages(model, complete(problem, parse_layout(job.words)))
-        found = proved(model, layout, PROOF_SECONDS)
-        ways = {"ours": found.layout, **dict(_framework_ways(model, layout))}
+        found = proved(model, layout, PROOF_SECONDS) if problem.stack.cuts_freely(layout.vpp) else None
+        ways = {"ours": layout if found is None else found.layout, **dict(_framework_ways(model, layout))}
         if job.published:
             stages = parse_megatron_layout(job.published, layout.pp)
             ways["published"] = layout.model_copy(update={"vpp": len(stages[0].chunks), "stages": stages})
@@ -94,12 +97,15 @@ def partitions() -> str:
         rows += [_row(job, name, one, ours) for name, one in priced.items()]
         alike = {name: one for name, one in priced.items() if name != "ours" and one.memory.verdict == ours.memory.verdict}
         ours_over.append({name: one.step_time_s / ours.step_time_s - 1.0 for name, one in alike.items()})
-        proofs.append(_proof(job, found))
+        if found is not None:
+            proofs.append(_proof(job, found))
     return f"""## Partitions
 
 Each row is one layout with other stages, priced by `evaluate`. ours: `optimizer/stages.py` for 1F1B, `optimizer/recutting.py` after
 it, whose CP-SAT bound is below. even: equal layers, where they divide. account: Megatron-LM's account-for-embedding and -loss,
 which count each as a layer. overrides: its first and last stage apart, the best over all. MTP stays with the loss in all three.
+{", ".join(older[5] for older in OLDER)} set the first and the last stage apart and no other: ours is then the
+best that they can be told, and CP-SAT has no cuts to find.
 Every partition has to leave {MARGIN:.0%} of the memory free, where one of its kind can.
 
 {markdown(("job", "way", "step", "on ours", "peak", "layout string"), rows, code=(5,))}
@@ -157,7 +163,8 @@ def _fastest(model: CostModel, layout: Layout, ways: Sequence[tuple[int, ...]]) 
 
 
 def _name(job: Job) -> str:
-    return f"{job.model}, {job.words}".replace("recompute=selective:", "").replace(",recompute=full", "")
+    stack = f"{job.stack}, " if job.stack in [older[5] for older in OLDER] else ""
+    return f"{job.model}, {stack}{job.words}".replace("recompute=selective:", "").replace(",recompute=full", "")
 
 
 def _row(job: Job, name: str, priced: PricedLayout, ours: PricedLayout) -> tuple[str, ...]:
