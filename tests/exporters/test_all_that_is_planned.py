@@ -1,15 +1,22 @@
-"""Whatever the search may choose for a framework, its exporter says, chunks without layers and V shapes included."""
+"""Whatever the search may choose for a framework, its exporter says and the reader finds, bare chunks and V shapes included."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paraplan.optimizer.checking.job_layout import laid_out
 from paraplan.optimizer.exporters import render
 from paraplan.optimizer.planner import plan as make_plan
+from paraplan.optimizer.readers import read_text
+from paraplan.optimizer.result import Plan
+from paraplan.search_spaces.errors import InputError
 from paraplan.search_spaces.inputs import build_problem
+from paraplan.search_spaces.layout import Layout
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_plans import plans, ragged
@@ -27,13 +34,34 @@ CASES: dict[str, tuple[str, tuple[Any, ...]]] = {
 """Framework → cluster, and problems that it has the architectures for."""
 
 
+EVERY = 7
+"""Of so many plans one is read back: no divisor of the problems' numbers, so that each has its turn."""
+
+
+def cuts_of(layout: Layout) -> list[list[dict[str, Any]]]:
+    """What every chunk of every stage holds."""
+    return [[chunk.model_dump(exclude={"recompute"}) for chunk in stage.chunks] for stage in layout.stages]
+
+
+def cuts_read(drawn: Plan, files: Mapping[str, str]) -> list[list[dict[str, Any]]]:
+    """The same by the first of the exported files that holds a job."""
+    for name, text in files.items():
+        with suppress(InputError):  # a script that only starts the others
+            job = read_text(text, name, devices=drawn.plan.layout.devices)
+            return cuts_of(laid_out(job, drawn.problem.model, drawn.problem.stack)[0])
+    raise AssertionError(f"none of {', '.join(files)} holds a job")
+
+
 @pytest.mark.parametrize("framework", CASES)
 def test_every_legal_layout_and_cut_can_be_written(framework: str) -> None:
     cluster, problems = CASES[framework]
     bare = interleaved = 0
-    for drawn in plans(12 * len(problems), 23, framework, cluster, problems, cut=ragged):
+    for number, drawn in enumerate(plans(12 * len(problems), 23, framework, cluster, problems, cut=ragged)):
         layout = drawn.plan.layout
-        assert render(drawn, framework)
+        files = render(drawn, framework)
+        assert files
+        if number % EVERY == 0:
+            assert cuts_read(drawn, files) == cuts_of(layout)
         interleaved += layout.vpp > 1
         bare += any(chunk.layers is None for stage in layout.stages for chunk in stage.chunks)
     assert interleaved or framework == "deepspeed"
