@@ -178,11 +178,15 @@ def _tried(
     deadline: Deadline,
     parts: int,
     progress: Callable[[float], None] | None,
+    explained: bool = True,
 ) -> tuple[LeftOption, Found, Layout | None]:
-    """A way searched for what is faster than a ceiling; what was found with no device slow, and the layout that waits for one."""
+    """A way searched for what is faster than a ceiling; what was found with no device slow, and the layout that waits for one.
+
+    `explained`: where nothing is legal, what clashes is asked of CP-SAT.
+    """
     asked = [way.problem] if way.slow is None else [way.problem, way.slow]
     both = [faster(Setting(of, profile), ceiling_s, deadline.share_s(parts), progress) for of in asked]
-    complete, legal = all(each.complete for each in both), both[0].counts.legal > 0
+    complete, legal = all(each.complete for each in both), both[0].counts.legal > 0 or not explained
     option = option_of(way.words, way.problem, devices, both[0].best, complete=complete, legal=legal)
     layouts = [candidate.layout for each in both for candidate in each.best]
     if way.slow is None or not layouts:
@@ -296,7 +300,7 @@ def fuller(
     known = [option.step_time_s for option in options if (option.devices_used or 0) > used and option.step_time_s is not None]
     best, step_s, complete, legal = None, min(known, default=np.inf), True, False
     for tried, way in enumerate(wide):
-        option, found, _ = _tried(way, profile, devices, step_s, deadline, len(wide) - tried + 1, progress)
+        option, found, _ = _tried(way, profile, devices, step_s, deadline, len(wide) - tried + 1, progress, explained=False)
         complete, legal = complete and option.complete, legal or found.counts.legal > 0
         if option.step_time_s is not None and option.step_time_s < step_s:
             best, step_s = option, option.step_time_s
