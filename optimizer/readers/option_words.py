@@ -105,7 +105,7 @@ def misspelt_fields(fields: Iterable[tuple[str, object]], framework: str) -> Ite
     for name, value in fields:
         words = WORDS.get(framework, {}).get(name, ())
         text = str(value).strip("'\"")
-        if text.lower() not in ("null", "none", "") or "none" in words:
+        if text.lower() not in ("null", "none", ""):
             yield from _wrong(f"{name} = ", [text], words, READ)
 
 

@@ -31,7 +31,7 @@ def test_every_word_is_taken_and_no_other(option: str) -> None:
 )
 def test_fields_take_their_words_and_no_other(command: str, framework: str) -> None:
     for field, words in WORDS[framework].items():
-        for word in (*words, "mistaken"):
+        for word in (*words, "None", "mistaken"):
             found = [each.sentence for each in read_text(command.format(field, word), "job.sh").findings if each.rule == "P015"]
             assert len(found) == (word == "mistaken"), (field, word)
 
