@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ...search_spaces.errors import Infeasible, InputError
 from ...search_spaces.layout import Layout, Split, Stage
@@ -150,9 +151,12 @@ def proposed(job: Job, layout: Layout, change: Changed, dp_follows: bool, layers
             "schedule": ("interleaved" if new.vpp > 1 else "1f1b") if new.schedule in ("interleaved", "1f1b") else new.schedule,
         }
     )
-    if new.stages and not {"pp", "vpp"} & change.keys():
+    if layers is None or not new.stages or {"pp", "vpp"} & change.keys():
+        return new.model_copy(update={"stages": _stages(job, new, layers, mtp)})
+    if "recompute" not in change:
         return new
-    return new.model_copy(update={"stages": _stages(job, new, layers, mtp)})
+    same = replace(Split.from_stages(new.stages), redone=())
+    return new.model_copy(update={"stages": same.stages(layers, new.recompute)})
 
 
 def _stages(job: Job, layout: Layout, layers: int | None, mtp: int) -> tuple[Stage, ...]:

@@ -40,7 +40,8 @@ SPLITS = ("splits_free", "splits_first_last", "splits_list")
 class Known:
     """What is known of a job as the integers that rules read, and the rules that bind it.
 
-    `dp_follows`: dp is what the devices leave, rather than a choice of its own.
+    `dp_follows`: dp is what the devices leave, rather than a choice of its own. `offers`: what the stack has of every choice, also
+    where the job's own words may ask for more.
     """
 
     values: Mapping[str, int]
@@ -48,6 +49,7 @@ class Known:
     dp_follows: bool
     words: Words = WORDS
     sayable: Mapping[str, int] = field(default_factory=dict)  # how stages could be cut, where the job leaves that
+    offers: tuple[Rule, ...] = ()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -141,7 +143,8 @@ def known_of(
     levels = cluster.levels if cluster is not None else ()
     units = {f"unit_{level.name}": f"the {{}} devices of one {level.name}" for level in levels}
     words = Words({**WORDS.phrases, **units}, WORDS.codes, WORDS.settings, WORDS.columns)
-    return Known(values, tuple(_binding(job, layout, stack, cluster)), "dp" not in job.degrees, words, sayable)
+    offers = tuple(stack_rules(stack)) if stack is not None else ()
+    return Known(values, tuple(_binding(job, layout, stack, cluster)), "dp" not in job.degrees, words, sayable, offers)
 
 
 def _machine(job: Job, cluster: ClusterSpec | None) -> dict[str, int]:

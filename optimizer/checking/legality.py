@@ -19,8 +19,8 @@ from ...search_spaces.rules import scope_name
 from ...search_spaces.stack import Framework
 from ..readers import Job
 from ..result import Result
-from .known import GRIDS, WHOLE, Known
-from .nearby import MOVING, VARIED, WORDED, can_be_met, meeting, reached, told, varied, words_meeting
+from .known import GRIDS, OFFERED, WHOLE, Known
+from .nearby import MOVING, VARIED, can_be_met, meeting, reached, told, varied, words_meeting
 
 MODEL_NAMES = frozenset(
     {"layers", "mtp_layers", "blocks", "heads", "kv_heads", "kv_heads_multiple", "linear_heads", "state_groups", "mlp_width", "mla"}
@@ -90,7 +90,7 @@ def _broken(found: Known, rule: Rule, others: set[str]) -> Broken:
 
 def _elsewhere(found: Known, rule: Rule) -> str:
     """The usual stacks that have the word which this one lacks."""
-    if rule.id not in WORDED:
+    if rule.id not in OFFERED:
         return ""
     have = [
         name

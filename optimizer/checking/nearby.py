@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,9 @@ from ...search_spaces.conditions import nearest_two
 from ...search_spaces.expressions import Column, Expression, evaluate, names_in
 from ...search_spaces.quantities import DERIVED
 from ...search_spaces.rulebook import Rule
-from ...search_spaces.vocabulary import SCHEDULES, SHARDINGS
+from ...search_spaces.vocabulary import SCHEDULES
 from ..readers.splits import first_last_counts
+from .choices import CHOICES, Choice
 from .known import WHOLE, Known
 
 VARIED = (*FRAME, "vpp", "micro_batch", "global_batch", "seq_len")
@@ -32,43 +33,53 @@ BY_CHUNKS = PLAIN, INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("inter
 MOST_ROWS = 200_000
 DEEPEST = 4096
 """Stages of the deepest pipeline that is thought of."""
-WORDED = {
-    "stack schedule": ("schedule", "schedule", SCHEDULES),
-    "stack sharding": ("sharding", "optimizer_sharding", SHARDINGS),
-}
-"""Rules of what the stack offers: the column that each reads, the layout's name for it, and its words."""
 WANTED, MOST_CHANGED = 3, 4
+WORD_APART = 0.5
+"""How far a word is from the next, where twice a number is at 1: of changes of one column, words come first."""
+MOST_WORDS = 4
+"""Words of which what they ask of the numbers is looked for."""
 MOST_TOLD = 12
 """Legal values of one column that are listed."""
 
 
 Changed = dict[str, int | str]
 """A change of some columns of a layout: numbers, and words."""
+Option = tuple[int, float, Changed]
+"""How many columns a change has, how far they are moved, and the change."""
 
 
 def nearest(found: Known, ids: Set[str]) -> list[Changed]:
     """Changes of columns after which no rule that can be judged is broken: of few columns first, then the least far; those of the
     batch or the sequence, which change what is trained, last. `ids` are the rules that are broken.
     """
-    worded = next((rule for rule in found.rules if rule.id in ids and rule.id in WORDED), None)
-    return _by_numbers(found, ids) if worded is None else _by_words(found, worded, ids)
+    options = [*_by_numbers(found, ids), *_by_words(found, ids)]
+    order = sorted(options, key=lambda o: (not _keeps_training(o), o[0], o[1], sorted(o[2].items())))
+    return _least([change for _, _, change in order])
 
 
-def _by_words(found: Known, rule: Rule, ids: Set[str]) -> list[Changed]:
-    """Changes in which another word meets a rule of what the stack offers, with what that changes of the rules that are broken."""
-    column, name, vocabulary = WORDED[rule.id]
-    options: list[Changed] = []
-    for code in _offered(found, rule):
-        moved = replace(found, values={**found.values, **_said(column, code)})
-        rest = {*ids} - {each.id for each in found.failed} | {each.id for each in moved.failed}
-        options += [{name: _word(vocabulary[code], change), **change} for change in (nearest(moved, rest) if rest else [{}])]
-    return _least(sorted(options, key=len))
+def _by_words(found: Known, ids: Set[str]) -> list[Option]:
+    """Changes in which another word meets what is broken; where none does by itself, with what it asks of the numbers."""
+    broken = [rule for rule in found.failed if rule.id in ids]
+    options: list[Option] = []
+    waiting: list[tuple[float, Changed, Known, set[str]]] = []
+    for choice in CHOICES:
+        for rank, word in enumerate(_offered(found, choice) if _reads(broken, choice) else ()):
+            moved = replace(found, values={**found.values, **choice.said(word)})
+            rest = {*ids} - {each.id for each in found.failed} | {each.id for each in moved.failed}
+            far = WORD_APART * (rank + 1)
+            if not rest:
+                options.append((1, far, {choice.name: word}))
+            elif not all(rule in moved.failed for rule in broken):
+                waiting.append((far, {choice.name: word}, moved, rest))
+    for far, said, moved, rest in () if options else waiting[:MOST_WORDS]:
+        options += [(1 + size, far + more, _with_word(said, change)) for size, more, change in _by_numbers(moved, rest)]
+    return options
 
 
-def _word(word: str, change: Changed) -> str:
-    """The word beside a change; whether chunks are interleaved follows from their number."""
-    follows = word in (SCHEDULES[code] for code in BY_CHUNKS) and "vpp" in change
-    return SCHEDULES[INTERLEAVED if int(change["vpp"]) > 1 else PLAIN] if follows else word
+def _with_word(said: Changed, change: Changed) -> Changed:
+    """A word beside a change of numbers; whether chunks are interleaved follows from their number."""
+    follows = said.get("schedule") in [SCHEDULES[code] for code in BY_CHUNKS] and "vpp" in change
+    return {"schedule": SCHEDULES[INTERLEAVED if int(change["vpp"]) > 1 else PLAIN], **change} if follows else {**said, **change}
 
 
 def _least(changes: Sequence[Changed]) -> list[Changed]:
@@ -78,32 +89,36 @@ def _least(changes: Sequence[Changed]) -> list[Changed]:
 
 
 def words_meeting(found: Known, rule: Rule, rules: Sequence[Rule]) -> dict[str, tuple[str, ...]]:
-    """For a rule of what the stack offers the words that meet the rules with all else as it is."""
-    if rule.id not in WORDED:
-        return {}
-    column, name, vocabulary = WORDED[rule.id]
-    moved = [(code, {**found.values, **_said(column, code)}) for code in _offered(found, rule)]
-    fine = [
-        vocabulary[code]
-        for code, values in moved
-        if all(each.condition.mask(values) for each in rules if each.names <= values.keys())
+    """For each choice that is a word and that a rule reads the words that meet the rules with all else as it is."""
+    judged = [each for each in rules if each.names <= found.values.keys()]
+    meeting = {}
+    for choice in CHOICES:
+        if rule.names & choice.columns:
+            said = ((word, {**found.values, **choice.said(word)}) for word in _offered(found, choice))
+            fine = (word for word, values in said if all(each.condition.mask(values) for each in judged))
+            meeting[choice.name] = tuple(islice(fine, MOST_TOLD))
+    return {name: words for name, words in meeting.items() if words}
+
+
+def _reads(rules: Sequence[Rule], choice: Choice) -> bool:
+    return any(rule.names & choice.columns for rule in rules)
+
+
+def _offered(found: Known, choice: Choice) -> list[str]:
+    """Words near the job's that its stack has."""
+    offers = [rule for rule in found.offers if rule.names & choice.columns and rule.names <= found.values.keys()]
+    return [
+        word
+        for word in choice.near(found.values)
+        if all(rule.condition.mask({**found.values, **choice.said(word)}) for rule in offers)
     ]
-    return {name: tuple(fine)} if fine else {}
 
 
-def _offered(found: Known, rule: Rule) -> list[int]:
-    """Words of a column that the stack offers, the nearest first; shards of HSDP need a size, which no word says."""
-    column, _, vocabulary = WORDED[rule.id]
-    codes = [code for code, name in enumerate(vocabulary) if name != "hsdp" and rule.condition.mask({column: code})]
-    return sorted(codes, key=lambda code: (abs(code - found.values[column]), code))
+def _by_numbers(found: Known, ids: Set[str]) -> list[Option]:
+    """Changes of the columns that are numbers, and of sequence parallelism.
 
-
-def _said(column: str, code: int) -> dict[str, int]:
-    return {column: code, "hsdp": 0} if column == "sharding" else {column: code}
-
-
-def _by_numbers(found: Known, ids: Set[str]) -> list[Changed]:
-    """Changes of the columns that are numbers, and of sequence parallelism."""
+    What the job does not use is taken up, and what the broken rules do not touch is moved, only where nothing else helps.
+    """
     found = replace(found, values={**found.values, **found.sayable})
     named = {name for rule in found.rules if rule.id in ids for name in rule.names & set(VARIED)}
     touched = {name for rule in found.rules if rule.id in ids for name in varied(rule)}
@@ -111,9 +126,9 @@ def _by_numbers(found: Known, ids: Set[str]) -> list[Changed]:
     recut = any(not change for _, _, change in options)
     if touched & GRID and not recut:  # one degree takes another with it, and the batch
         touched |= {*GRID, "ep", "micro_batch", "global_batch"}
-    for unused in (set[str](), named & set(KEPT_AT_ONE)):  # what the job does not use is taken up only where nothing else helps
-        columns = [name for name in VARIED if name in touched and (_may_vary(found, name) or name in unused & found.values.keys())]
-        free = {name: _able(found, name) for name in columns}
+    unused = named & set(KEPT_AT_ONE)
+    for columns, taken_up in ((touched, set[str]()), (touched, unused), ({*VARIED} if touched else set(), unused)):
+        free = {name: _able(found, name) for name in VARIED if name in columns and _is_free(found, name, taken_up)}
         for size in range(1, MOST_CHANGED + 1):
             if options and (size == MOST_CHANGED or (len(options) >= WANTED and any(_keeps_training(o) for o in options))):
                 break
@@ -121,12 +136,11 @@ def _by_numbers(found: Known, ids: Set[str]) -> list[Changed]:
                 options += [(size, far, {**change}) for far, change in _legal_changes(found, {name: free[name] for name in names})]
         if options:
             break
-    order = sorted(options, key=lambda o: (not _keeps_training(o), o[0], o[1], sorted(o[2].items())))
-    return _least([change for _, _, change in order])
+    return options
 
 
-Option = tuple[int, float, Changed]
-"""How many columns a change has, how far they are moved, and the change."""
+def _is_free(found: Known, name: str, taken_up: Set[str]) -> bool:
+    return _may_vary(found, name) or name in taken_up & found.values.keys()
 
 
 def _keeps_training(option: Option) -> bool:

@@ -254,7 +254,7 @@ def test_values_that_are_listed_are_legal_with_the_rest_as_it_is(values: dict[st
     given = {"gbs": 48, "mbs": 1, "seq": 4096, **values}
     found = checked(**given)
     assert found.broken
-    option = {"micro_batch": "mbs", "global_batch": "gbs", "seq_len": "seq"}
+    option = {"micro_batch": "mbs", "global_batch": "gbs", "seq_len": "seq", "cp_type": "cp-comm-type"}
     for each in found.broken:
         for column, listed in each.legal.items():
             for value in listed:
@@ -378,6 +378,44 @@ def test_a_word_that_the_framework_lacks(
     assert " it." in broken.sentence and found.nearest_columns[0] == nearest
     again = check(read_text(made(job.format, layout, found.nearest[0]), "layout"), "llama-3.1-8b", framework=framework, best=False)
     assert again.legal
+
+
+BROKEN_ALONE = [
+    ("P002", "nanotron", "llama-3.1-8b", "tp=2,pp=4,offload=optimizer:0.5", {"offload": "none"}),
+    ("P011", "megatron-lm-0.12", "llama-3.1-8b", "tp=2,offload=optimizer:1+activations:0.5", {"offload": "optimizer:1"}),
+    ("C103b", "megatron-lm", "deepseek-v2-lite", "ep=2,recompute=selective:moe_act,offload=activations:0.5", {"offload": "none"}),
+    ("C064c", "megatron-lm", "llama-3.1-8b", "tp=2,schedule=interleaved", {"schedule": "1f1b"}),
+    ("C100c", "megatron-lm", "llama-3.1-8b", "tp=2,recompute=full:uniform:100", {"recompute": "full:uniform:32"}),
+    ("C100d", "torchtitan", "llama-3.1-8b", "pp=4,recompute=full:block:2", {"recompute": "full"}),
+    ("C101a", "mindspeed-llm", "llama-3.1-8b", "recompute=selective:mla_up_proj", {"recompute": "none"}),
+    ("C101b", "megatron-bridge", "llama-3.1-8b", "recompute=selective:layernorm+moe_act", {"recompute": "selective:layernorm"}),
+    ("stack recompute", "mindformers", "llama-3.1-8b", "recompute=selective:core_attn+layernorm", {"recompute": "none"}),
+    ("C069", "torchtitan", "llama-3.2-3b", "tp=2,pp=4,vpp=2", {"pp": 1, "vpp": 1}),
+    ("P004", "mindspeed-llm", "qwen3-next-80b-a3b", "tp=2,pp=4,recompute=full", {"pp": 2, "ep": 4}),
+]
+
+
+@pytest.mark.parametrize(("rule", "stack", "model", "layout", "nearest"), BROKEN_ALONE)
+def test_a_rule_that_is_broken_alone_is_mended_by_what_is_near(
+    rule: str, stack: str, model: str, layout: str, nearest: dict[str, str | int]
+) -> None:
+    """The nearest is a word where a word mends it, else degrees that go together; each that is listed leaves no rule broken."""
+
+    def judge(text: str) -> Checked:
+        return check(read_text(text, "layout"), model, stack=stack, devices=8, global_batch=64, seq_len=4096, best=False)
+
+    found = judge(layout)
+    assert [each.rule for each in found.broken] == [rule]
+    assert found.nearest_columns[0] == nearest
+    for words in found.nearest:
+        assert not judge(made("paraplan", layout, words)).broken, words
+
+
+def test_layers_between_checkpoints_that_do_not_divide_a_chunk() -> None:
+    depth = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 3}
+    found = checked(LLAMA_7B, world=8, pp=4, gbs=64, mbs=1, seq=4096, **depth)
+    assert rules(found) == {"C100e"}
+    assert found.nearest[0] == ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",)
 
 
 FSDP = {"use-megatron-fsdp": True, "ckpt-format": "fsdp_dtensor"}
