@@ -141,9 +141,10 @@ def _fit(job: Job, cost: CostModel, priced: PricedLayout) -> Fit:
     memory = priced.memory
     stage, term, term_gib = breaking_term(priced)
     free = memory.capacity_gib - cost.problem.cluster.context_bytes.value / GIB
-    helps = mends(cost, priced) if memory.peak_gib > free else ()
+    helps = mends(cost, priced) if memory.verdict != "fits" else ()
     if job.split.free:
-        helps = tuple(mend for mend in (recut(cost, priced, mend) for mend in helps) if mend.peak_gib <= free)
+        recuts = (recut(cost, priced, mend) for mend in helps if "stages" not in mend.columns)
+        helps = tuple(mend for mend in recuts if mend.surely or mend.peak_gib <= free < memory.peak_gib)
     return Fit(
         verdict=memory.verdict,
         stage=stage,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ...cost_models.memory import GIB
@@ -44,21 +45,22 @@ def breaking_term(priced: PricedLayout) -> tuple[int, str, float]:
 def mends(model: CostModel, priced: PricedLayout) -> tuple[Mend, ...]:
     """Changes of one choice, or where none is enough of two, after which the layout fits: fewest choices first, then the fastest.
 
-    Of two, those that save most by themselves are tried, one of each choice.
+    A layout that is not surely too large is mended by what surely fits. Of two changes, those that save most by themselves are
+    tried, one of each choice.
     """
-    problem, layout = model.problem, priced.layout
-    free = free_bytes(problem.cluster) / GIB
-    singles = _priced(model, priced, list(_changes(problem, layout)))
-    found = [mend for mend in singles if mend.peak_gib <= free]
+    free = free_bytes(model.problem.cluster) / GIB
+    enough = free if priced.memory.peak_gib > free else free * (1.0 - MEMORY_BAND)
+    singles = _priced(model, priced, list(_changes(model, priced.layout)))
+    found = [mend for mend in singles if mend.peak_gib <= enough]
     if not found:
         best = list(_distinct(sorted(singles, key=lambda mend: mend.peak_gib)))[:MOST_PAIRED]
         pairs = [
             ((*once.columns, *second), twice)
             for once in best
-            for second, twice in _changes(problem, once.layout)
+            for second, twice in _changes(model, once.layout)
             if not set(once.columns) & set(second)
         ]
-        found = [mend for mend in _priced(model, priced, pairs) if mend.peak_gib <= free]
+        found = [mend for mend in _priced(model, priced, pairs) if mend.peak_gib <= enough]
     surest = [mend for mend in found if mend.surely] or found
     return tuple(_distinct(sorted(surest, key=lambda mend: (len(mend.columns), mend.step_time_s))))[:MOST_MENDS]
 
@@ -101,7 +103,7 @@ def _priced(model: CostModel, priced: PricedLayout, changes: list[Change]) -> li
         if any(each.rule not in rules for each in violations(problem, layout.model_copy(update={"stages": ()}))):
             continue
         try:
-            layouts.append(_staged(model, priced.layout, layout))
+            layouts.append(_staged(model, columns, layout))
         except (Infeasible, ValueError):
             continue
         named.append(columns)
@@ -122,18 +124,22 @@ def _priced(model: CostModel, priced: PricedLayout, changes: list[Change]) -> li
     ]
 
 
-def _staged(model: CostModel, before: Layout, layout: Layout) -> Layout:
-    """The layout with the stages that it had, or the planner's where their number changes."""
-    if (layout.pp, layout.vpp) == (before.pp, before.vpp) and before.stages:
-        split = Split.from_stages(before.stages)
-        split = split if layout.recompute == before.recompute else replace(split, redone=())
-        return layout.model_copy(update={"stages": split.stages(model.problem.model.num_layers, layout.recompute)})
-    return with_default_stages(model, layout.model_copy(update={"stages": ()}))
+def _staged(model: CostModel, columns: Sequence[str], layout: Layout) -> Layout:
+    """The layout with the stages that it comes with, or the planner's where their number changes."""
+    if not layout.stages or (len(layout.stages), len(layout.stages[0].chunks)) != (layout.pp, layout.vpp):
+        return with_default_stages(model, layout.model_copy(update={"stages": ()}))
+    split = Split.from_stages(layout.stages)
+    split = replace(split, redone=()) if "recompute" in columns else split
+    return layout.model_copy(update={"stages": split.stages(model.problem.model.num_layers, layout.recompute)})
 
 
-def _changes(problem: Problem, layout: Layout) -> Iterator[Change]:
+def _changes(model: CostModel, layout: Layout) -> Iterator[Change]:
     """Layouts in which one choice takes less memory, dp and the micro-batches following."""
+    problem = model.problem
     stack, c = problem.stack, constants(problem)
+    if layout.stages and layout.pp > 1:
+        with suppress(Infeasible):  # of stages that no form of the stack can say there is no other cut
+            yield ("stages",), with_default_stages(model, layout.model_copy(update={"stages": ()}))
     order = [name for name in ("none", "zero1", "zero2", "zero3") if name in stack.optimizer_shardings]
     if layout.optimizer_sharding in order:
         for sharding in order[order.index(layout.optimizer_sharding) + 1 :]:

@@ -187,6 +187,8 @@ def _fits(found: Checked, fit: Fit) -> RenderableType:
         ways = {0: "no change of one or two choices mends it", 1: "this mends it:"}
         mend = ways.get(len(fit.mends), "any one of these mends it:")
         body.append(Text(f"{wording.gib(fit.over_gib)} too much; {mend}", style=BAD))
+    elif fit.mends:
+        body.append(Text(f"{'this makes' if len(fit.mends) == 1 else 'any one of these makes'} it sure:", style=DOUBT))
     lines = []
     for each in fit.mends:
         costs = f": {wording.gib(each.peak_gib)} ({each.verdict}), step {wording.change(each.slower)}"

@@ -151,6 +151,18 @@ def test_mends_fit_when_they_are_made() -> None:
     assert sharded.priced.step_time_s == pytest.approx(made.step_time_s)
 
 
+def test_a_job_that_may_not_fit_is_made_sure() -> None:
+    """What is offered leaves the share of memory free below which a prediction settles nothing; even stages are among it."""
+    ends = {"decoder-first-pipeline-num-layers": 23, "decoder-last-pipeline-num-layers": 19}
+    values = {"tp": 8, "pp": 4, "mbs": 2, "gbs": 512, "seq": 4096, "sequence-parallel": True}
+    found = checked(LLAMA_70B, world=128, options={"cluster": "hgx-h100"}, **values, **ends)
+    assert found.fit is not None and found.fit.verdict == "unsure" and found.fit.over_gib < 0
+    assert found.fit.mends and {mend.verdict for mend in found.fit.mends} == {"fits"}
+    made = next(mend for mend in found.fit.mends if any("first-pipeline" in old for old, _ in mend.changes))
+    even = checked(LLAMA_70B, world=128, options={"cluster": "hgx-h100"}, **values)
+    assert even.fit is not None and (even.fit.verdict, even.fit.peak_gib) == ("fits", pytest.approx(made.peak_gib))
+
+
 def test_the_changes_lead_to_the_best_layout() -> None:
     """Made in the options themselves, they give the step that was promised; their seconds add up to what it gains."""
     options = {"tp": 8, "pp": 2, "mbs": 4, "gbs": 64, "seq": 4096, "sequence-parallel": True}

@@ -296,7 +296,7 @@ def test_mends_taken_literally(form: str) -> None:
             again = judged_when_full(form, changed)
             assert again.fit is not None and again.priced is not None, (text, changed, again.unpriced)
             assert {each.rule for each in again.broken} <= {each.rule for each in found.broken}, (text, changed)
-            assert again.fit.over_gib <= 0 < found.fit.over_gib
+            assert again.fit.verdict == mend.verdict and (again.fit.over_gib <= 0 < found.fit.over_gib or mend.verdict == "fits")
             assert again.fit.peak_gib == pytest.approx(mend.peak_gib, rel=1e-3), (text, changed)
             assert again.priced.step_time_s == pytest.approx(mend.step_time_s, rel=1e-3), (text, changed)
             made_so_far += 1
