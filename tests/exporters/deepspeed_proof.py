@@ -18,7 +18,6 @@ warnings.filterwarnings("ignore")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import deepspeed  # noqa: E402
-import deepspeed.comm.torch as backend  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global  # noqa: E402
 from deepspeed.runtime.config import DeepSpeedConfig  # noqa: E402
@@ -28,7 +27,7 @@ from proving import Verdict, judge, options, report  # noqa: E402
 from random_plans import plans  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-backend.build_shm_op = lambda: None
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # the package's own attribute `torch` is PyTorch
 
 PROBLEMS = (
     ("llama-3.1-70b", 256, 1024, 8192),

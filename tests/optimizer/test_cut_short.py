@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paraplan.optimizer import recutting, search
+from paraplan.optimizer import explain, recutting, search
 from paraplan.optimizer.interrupts import hold, noted
 from paraplan.optimizer.leftover import Left
 from paraplan.optimizer.near_best import NearBest
@@ -82,6 +82,7 @@ def moments(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         if own._best and own.model.problem.workload == request.getfixturevalue("problem").workload:
             found.kept.append(own.best[0].step_time_s)
 
+    monkeypatch.setattr(explain, "clashing", lambda problem: ())  # takes long, and is no moment of the search
     monkeypatch.setattr(search.Search, "_keep", kept)
     monkeypatch.setattr(search.Search, "begin", found.before(search.Search.begin))
     monkeypatch.setattr(search, "check", found.before(search.check))
