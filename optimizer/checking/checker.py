@@ -41,6 +41,8 @@ from .tolerance import Tolerance, judge
 Progress = Callable[[str, float], None]
 MENDED_BY_COLUMNS = frozenset({"C007", "C008", "C029", "C060", "C061", "C063a", "C071", "C072", "C023", "C040"})
 """Rules that a reader finds broken and that other degrees, stages or batches can mend."""
+TOLD_BY_READERS = frozenset({"C029"})
+"""Of these, what is told once, in the words of the configuration, with the values that the rule then finds legal."""
 SIZES = {
     "layers": "decoder layers:",
     "mtp_layers": "MTP layers:",
@@ -146,10 +148,14 @@ def _named(subject: Subject) -> dict[str, Any]:
 def _broken(subject: Subject) -> list[Broken]:
     """All rules that the job breaks: what its reader found, and what its columns do."""
     found, known = subject.job.findings, subject.known
-    return [
-        *_as_broken((*found, *subject.cut_wrong, *subject.beyond_device)),
-        *(_with_group(each, subject) for each in _with_uneven(broken_rules(known), known, found)),
+    told = list(_as_broken((*found, *subject.cut_wrong, *subject.beyond_device)))
+    judged = [_with_group(each, subject) for each in _with_uneven(broken_rules(known), known, found)]
+    again = {each.rule: each for each in judged if each.rule in TOLD_BY_READERS & {each.rule for each in told}}
+    told = [
+        each.model_copy(update={"legal": again[each.rule].legal, "alone": again[each.rule].alone}) if each.rule in again else each
+        for each in told
     ]
+    return [*told, *(each for each in judged if each.rule not in again)]
 
 
 def _legality(subject: Subject, broken: Sequence[Broken]) -> dict[str, Any]:

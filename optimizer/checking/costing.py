@@ -119,6 +119,8 @@ def _unpriceable(job: Job, layout: Layout, dp: int | None, broken: Sequence[Brok
         yield f"A layout of {layout.devices:,} devices has no price on {job.devices:,}."
     elif any(each.rule in ("C060", "C061", "C062", "C063", "C063a", "C071", "C072", "C074", "C075b") for each in broken):
         yield "A layout whose stages cannot be cut has no price."
+    elif any(each.rule == "C029" for each in broken):
+        yield "A layout whose micro-batches do not make up the global batch has no price."
     elif any(each.rule == "C002" for each in broken):
         yield "A layout whose expert grid does not fit its devices has no price."
 

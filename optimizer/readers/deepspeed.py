@@ -81,11 +81,9 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     said: list[str] = []
     total, micro = _batches(total, micro, steps, dp, findings, said)
     findings += _unknown_fields(data["zero_optimization"]) if isinstance(data.get("zero_optimization"), dict) else []
-    offloaded = doc.text("zero_optimization.offload_optimizer.device") or (
-        "cpu" if doc.flag("zero_optimization.cpu_offload") else "none"
-    )
+    offloaded = _device(doc, "offload_optimizer", findings) or ("cpu" if doc.flag("zero_optimization.cpu_offload") else "none")
     ratio = doc.get("zero_optimization.offload_optimizer.ratio")
-    _offload_rules(doc, stage, offloaded, ratio, findings, where)
+    _offload_rules(doc, stage, offloaded, ratio, findings)
     if doc.flag("fp16.enabled") and doc.flag("bf16.enabled", "bfloat16.enabled"):
         findings.append(Finding("C121", "fp16 and bf16 are both enabled; enable one.", "they exclude each other", CONFIG))
     _second_copy(doc, stage, devices, findings, said)
@@ -202,11 +200,18 @@ def _batches(
     return total, micro
 
 
-def _offload_rules(doc: Document, stage: int, device: str, ratio: object, findings: list[Finding], where: str) -> None:
-    parameters = doc.text("zero_optimization.offload_param.device") or "none"
-    for name, value in (("offload_optimizer", device), ("offload_param", parameters)):
-        if value not in ("none", "cpu", "nvme"):
-            raise InputError(f"{where}: zero_optimization.{name}.device = {value[:40]!r} must be none, cpu or nvme")
+def _device(doc: Document, section: str, findings: list[Finding]) -> str | None:
+    """Where a section keeps what it moves; None where it does not say so, or names no place that there is."""
+    key = f"zero_optimization.{section}.device"
+    device = doc.text(key)
+    if device in (None, "none", "cpu", "nvme"):
+        return device
+    findings.append(Finding("P015", f"{key} = {device[:40]!r} is not one of none, cpu, nvme.", "DeepSpeed has no other", CONFIG))
+    return None
+
+
+def _offload_rules(doc: Document, stage: int, device: str, ratio: object, findings: list[Finding]) -> None:
+    parameters = _device(doc, "offload_param", findings) or "none"
     if parameters != "none" and stage < 3:
         findings.append(
             Finding("C111", f"offload_param needs ZeRO stage 3; the stage is {stage}.", "only stage 3 shards parameters", ZERO)

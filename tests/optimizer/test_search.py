@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without pa
 from brute_force import chosen_by_frame, legal_cuts, legal_layouts, price_everything, random_problem, settings, with_memory
 
 GROUPS, SEEDS_PER_GROUP, TOP = 18, 3, 3
-LARGEST = 1200  # layouts of a problem that are still quick to list
+LARGEST = 800  # layouts of a problem that are still quick to list
 
 
 def small_problems(group: int) -> list[tuple[Problem, list[Layout]]]:
