@@ -94,8 +94,9 @@ class Conflict:
 
 def explain_infeasible(problem: Problem, model: CostModel, space: Space) -> Infeasible:
     """The error for a problem whose search came back empty, with the changes that a search of their own confirms."""
-    found = conflict(problem, states=training_states(problem), fits=lambda changed: searched(changed, model.profile))
-    if found.rules or space.legal:
+    states, some_legal = training_states(problem), bool(space.legal)
+    found = conflict(problem, states=states, fits=lambda changed: searched(changed, model.profile), some_legal=some_legal)
+    if found.rules or some_legal:
         return found.error()
     return Infeasible(f"No layout is legal in the space that is searched: {space.words}.", found.reasons)
 
@@ -129,15 +130,20 @@ def training_states(problem: Problem) -> States:
 
 
 def conflict(
-    problem: Problem, *, peaks: PeakTable | None = None, states: States | None = None, fits: Fits | None = None
+    problem: Problem,
+    *,
+    peaks: PeakTable | None = None,
+    states: States | None = None,
+    fits: Fits | None = None,
+    some_legal: bool = False,
 ) -> Conflict:
-    """Explains a problem for which nothing legal fits.
+    """Explains a problem for which nothing legal fits; `some_legal`: something is known to be legal, and memory is short.
 
     `peaks` gives the memory rule its table where the search has one. `fits` says whether a changed problem has a layout, by a real
     search; without it a change is verified against the rules alone, and none is suggested for a lack of memory.
     """
     rules = _binding(problem, memory=peaks is not None)
-    core, minimal = _minimal_core(problem, rules, peaks)
+    core, minimal = ((), True) if some_legal else _minimal_core(problem, rules, peaks)
     short_of_memory = not core or any(rule.scope == "memory" for rule in core)
     memory = memory_statement(problem, states) if states is not None and short_of_memory else ()
     verified = fits or (None if short_of_memory else legal)
