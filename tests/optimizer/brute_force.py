@@ -239,15 +239,17 @@ def _kept(
 
     All choose the same columns.
     """
-    now: list[Named] | None = None
-    later: list[Named] = []
-    for choice in choices:
-        known = {**values, **choice}
-        if now is None:
-            now = [(names, rule) for names, rule in rules if names <= known.keys()]
-            later = [(names, rule) for names, rule in rules if not names <= known.keys()]
-        if all(rule.condition.mask(known) for _, rule in now):
-            yield choice, later
+    chosen = list(choices)
+    if not chosen:
+        return
+    known = {**values, **{name: np.array([choice[name] for choice in chosen]) for name in chosen[0]}}
+    later = [(names, rule) for names, rule in rules if not names <= known.keys()]
+    legal = np.ones(len(chosen), dtype=bool)
+    for names, rule in rules:
+        if names <= known.keys():
+            legal &= rule.condition.mask(known)
+    for place in np.flatnonzero(legal):
+        yield chosen[place], later
 
 
 def _frames(problem: Problem) -> Iterator[dict[str, int]]:
