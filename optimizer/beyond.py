@@ -1,12 +1,12 @@
 """What a space does not list, beside a plan that was searched in it, on frames of the degrees that the plan reports:
-activations that leave the device, and more chunks a stage.
+activations that leave the device, more chunks a stage, and micro-batches in groups of other than pp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..search_spaces.choices import FRAME, MAX_VPP
+from ..search_spaces.choices import FRAME, MAX_MICRO_BATCH, MAX_VPP, divisors, groups_are_free
 from ..search_spaces.inputs import OFFLOADED_SHARES
 from ..search_spaces.layout import Layout, Problem
 from ..search_spaces.rules import violations
@@ -57,6 +57,27 @@ def more_chunks(setting: Setting, layouts: Sequence[Layout], step_s: float, dead
         return f"vpp {chunks} {_gain(found.best[0], step_s)}: --fix vpp={chunks} searches it"
     where = "frame of the degrees reported here is faster than the plan" if found.complete else "frame was looked at to the end"
     return f"with vpp beyond {MAX_VPP} no {where}: --fix vpp=N searches others"
+
+
+def other_groups(setting: Setting, layouts: Sequence[Layout], step_s: float, deadline: Deadline) -> str:
+    """Whether the degrees of the first of some layouts have a step below `step_s` with interleaved chunks of which micro-batches do
+    not go into groups of pp, in words. Blank where such were searched, the stack cannot be told of them, or all go into groups.
+    """
+    problem, layout = setting.problem, layouts[0]
+    fix, pp, own = problem.workload.fix, layout.pp, problem.workload.global_batch // layout.dp
+    unasked = groups_are_free(problem) or not problem.stack.sets_microbatch_group
+    sizes = fix.get("micro_batch", tuple(str(size) for size in divisors(own) if size <= MAX_MICRO_BATCH))
+    over = tuple(size for size in sizes if own // int(size) > pp > 1 and own // int(size) % pp)
+    if unasked or not over or "interleaved" not in fix.get("schedule", ("interleaved",)):
+        return ""
+    chunks = {"vpp": fix.get("vpp", tuple(map(str, range(2, MAX_VPP + 1)))), "schedule": ("interleaved",), "micro_batch": over}
+    found = faster(Setting(_of_degrees(problem, [layout], chunks), setting.profile), step_s, deadline.share_s(2))
+    if found.best:
+        best = found.best[0].layout
+        said = f"{best.num_microbatches} micro-batches in vpp {best.vpp}, whose groups are not of pp,"
+        return f"{said} {_gain(found.best[0], step_s)}: --fix pp={best.pp},vpp={best.vpp} searches them"
+    none = "nothing of the plan's degrees is faster" if found.complete else "the plan's degrees were not looked at to the end"
+    return f"interleaved in groups of other than pp micro-batches {none}: --fix pp=P,vpp=V searches others"
 
 
 def _gain(found: Candidate, step_s: float) -> str:

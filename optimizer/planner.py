@@ -18,7 +18,7 @@ from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.layout import Problem
 from .aims import STEP_TIME, Aims, parse_aims
 from .assumptions import assumptions, exchange_assumptions, schedule_assumptions
-from .beyond import more_chunks, offloaded
+from .beyond import more_chunks, offloaded, other_groups
 from .deadline import Deadline
 from .engines import ENGINES, Task, solve
 from .evaluation import priced_and_replayed
@@ -237,14 +237,16 @@ class _Planning:
         )
 
     def _beyond(self, problem: Problem, priced: Sequence[PricedLayout], rest: Deadline) -> tuple[str, ...]:
-        """What the certificate says of rank orders, shares offloaded and chunks that the space has not."""
+        """What the certificate says of rank orders, shares offloaded, chunks and their groups that the space has not."""
         if not self.bound_cuts or rest.passed:
             return ()
         kept = with_inside(problem, DEFAULT_INSIDE) if self.inside_by_default else problem
         reported = [each.layout for each in priced]
         with stoppable():
             asked = Setting(kept, self.curves), reported, priced[0].step_time_s, self.deadline
-            said = other_orders(kept, self.curves, reported), offloaded(*asked), more_chunks(*asked)
+            said = [other_orders(kept, self.curves, reported)]
+            for look in (offloaded, more_chunks, other_groups):
+                said += [] if rest.passed else [look(*asked)]
             return tuple(words for words in said if words)
         return ()
 

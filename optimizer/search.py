@@ -92,7 +92,7 @@ class Search:
         self._works_per_wave = self._rows_per_wave = WAVE_AT_FIRST if np.isinf(ceiling_s) else WAVE_BELOW
         self._near = KeptNear()
         self._any_cuts_s = np.inf
-        self._tight = Tight(model)
+        self._tight = Tight(model, lambda: self.seconds_left < 0.0)
         self._looked = False
         self._any_will_do = False
 
@@ -164,6 +164,7 @@ class Search:
         """What was found; `open_bound_s` is the least bound of what was not looked at."""
         found, counts = self.found, self.found.counts
         squeezed = self._squeeze()
+        complete = complete and (bool(self._best) or not self._tight.cut_short)
         counts.cut_by_bound = counts.legal - counts.scored - counts.cut_by_memory
         found.best, found.complete = self.best, complete
         best_s = found.best[0].step_time_s if found.best else np.inf

@@ -81,10 +81,12 @@ class _Part:
 @dataclass
 class Tight:
     """Rows that fit under no cut that was looked at, though stages of equal shares nearly would: set apart until the limit is
-    known.
+    known. Once the time is over (`late`) no more of them are squeezed but the first that is tried at all, and `cut_short` tells so.
     """
 
     model: CostModel
+    late: Callable[[], bool] = lambda: False
+    cut_short: bool = False
     _waiting: list[_Part] = field(default_factory=list)
 
     def add(self, rows: Rows, frame: npt.NDArray[np.intp], bound: Floats) -> None:
@@ -107,6 +109,8 @@ class Tight:
             promised_s = np.maximum(self._promised_s(part.rows) * (1.0 + PRICE), part.bound)
             order = np.argsort(promised_s, kind="stable")
             while vain < IN_VAIN and len(order := order[promised_s[order] < limits_s(part.frame[order])]):
+                if self._over():
+                    return
                 now, order = order[: part.at_once], order[part.at_once :]
                 if (found := self._squeezed(part.take(now))) is None:
                     vain += 1
@@ -121,6 +125,8 @@ class Tight:
         for which in sorted(range(len(parts)), key=lambda which: float(rooms[which].min())):
             order, at_once = np.argsort(rooms[which], kind="stable"), parts[which].at_once
             while len(order) and tried < TRIED:
+                if tried and self._over():
+                    return
                 now, order, tried = order[:at_once], order[at_once:], tried + at_once
                 found = self._squeezed(parts[which].take(now))
                 parts[which].bound[now] = np.inf  # none is squeezed twice
@@ -128,9 +134,16 @@ class Tight:
                     yield found
                     return
         for which in sorted(range(len(parts)), key=lambda which: float(rooms[which].min()))[:SOLVED]:
+            if self._over():
+                return
             if (found := self._solved(roomiest[which])) is not None:
                 yield found
                 return
+
+    def _over(self) -> bool:
+        """Whether the time is over, which leaves rows as they are."""
+        self.cut_short = self.cut_short or self.late()
+        return self.cut_short
 
     def _parts(self, limits_s: Callable[[npt.NDArray[np.intp]], Floats]) -> Iterator[_Part]:
         """The rows that may still come below their limits, by shape."""

@@ -448,7 +448,7 @@ def _anyhow(certificate: Certificate, anyhow: float | None) -> str:
     if anyhow < CUTS_PROVED:
         return "; nor is any faster that is cut in another way than the space says"
     bound, gap = wording.seconds(certificate.any_cuts_lower_bound_s or 0.0), wording.percent(anyhow)
-    return f"; cut in other ways than the space says, none can be faster than {bound}: the plan takes {gap} longer"
+    return f"; none of the space's can be faster than {bound} if cut in other ways than it says: the plan takes {gap} longer"
 
 
 def _cuts(certificate: Certificate) -> Iterator[str]:

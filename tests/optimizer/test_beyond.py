@@ -31,3 +31,19 @@ def test_where_few_chunks_are_best_or_vpp_is_fixed_nothing_is_said() -> None:
     assert "--fix vpp" not in str(plan(job(",vpp=2|4")).certificate.beyond)
     flat = plan(build_problem("llama-3.1-8b", "hgx-h100", 16, 64, 8192, fix="pp=1,recompute=none"))
     assert "--fix vpp" not in str(flat.certificate.beyond)
+
+
+def test_micro_batches_in_other_groups_that_are_faster_are_named_with_what_they_take() -> None:
+    """25 micro-batches on 4 stages: interleaved they would leave one over, unless Megatron is told of larger groups."""
+
+    def asked(more: str) -> Problem:
+        fix = f"tp=2,dp=8,ep=8,micro_batch=5,recompute=none{more}"
+        return build_problem("gpt-oss-20b", "hgx-a100", 64, 1000, 1024, fix=fix)
+
+    found = plan(asked(""))
+    words = "; ".join(found.certificate.beyond)
+    told = re.search(r"25 micro-batches in vpp (\d).* takes (\S+) s, (\S+) % less than the plan: --fix pp=4,vpp=(\d)", words)
+    assert found.plan.layout.pp == 4 and found.plan.layout.schedule == "1f1b" and told, words
+    grouped = plan(asked(f",pp=4,vpp={told[4]}"))
+    assert told[1] == told[4] and grouped.plan.step_time_s < float(told[2]) * 1.001 < found.plan.step_time_s
+    assert "other than pp" not in "; ".join(grouped.certificate.beyond)

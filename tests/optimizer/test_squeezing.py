@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+from paraplan.cost_models.memory import GIB
 from paraplan.cost_models.step import CostModel
 from paraplan.optimizer import build_problem
 from paraplan.optimizer.layout_words import complete, parse_layout
 from paraplan.optimizer.search import Search
-from paraplan.optimizer.squeezing import squeezed_cuts
+from paraplan.optimizer.squeezing import Tight, squeezed_cuts
 from paraplan.optimizer.stages import balanced_cuts, cut_family, cut_rules, cutting_of
 from paraplan.optimizer.walks import Walk
 from paraplan.search_spaces.enumeration import Space
@@ -40,6 +42,18 @@ def test_a_layout_that_fits_under_no_usual_cut_is_found() -> None:
     counts = found.counts
     assert counts.legal == counts.scored + counts.cut_by_bound + counts.cut_by_memory and counts.scored
     assert min(counts.cut_by_bound, counts.cut_by_memory) >= 0
+
+
+def test_when_the_time_is_over_one_more_try_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that nothing mends are tried in turn until then; that none fits is not said of a search that was cut short."""
+    problem = with_memory(build_problem(*ASKED, fix=FIXED.replace("pp=8,vpp=2", "pp=8|16,vpp=2|3|4")), 60 * GIB)
+    tries: list[int] = []
+    monkeypatch.setattr(Tight, "_squeezed", lambda tight, part: tries.append(len(part.frame)))
+    whole = Search(Space(problem), CostModel(problem)).run()
+    assert whole.complete and not whole.best and len(tries) > 1
+    tries.clear()
+    short = Search(Space(problem), CostModel(problem), time_limit_s=0.0).run()
+    assert len(tries) == 1 and not short.complete and not short.best
 
 
 def test_squeezed_cuts_are_legal_and_pairs_of_moves_never_slow_them() -> None:
