@@ -1,5 +1,5 @@
 """What a space does not list, beside a plan that was searched in it, on frames of the degrees that the plan reports:
-activations that leave the device, more chunks a stage, and micro-batches in groups of other than pp.
+activations that leave the device, more chunks a stage, micro-batches in groups of other than pp, no sequence parallelism.
 """
 
 from __future__ import annotations
@@ -78,6 +78,19 @@ def other_groups(setting: Setting, layouts: Sequence[Layout], step_s: float, dea
         return f"{said} {_gain(found.best[0], step_s)}: --fix pp={best.pp},vpp={best.vpp} searches them"
     none = "nothing of the plan's degrees is faster" if found.complete else "the plan's degrees were not looked at to the end"
     return f"interleaved in groups of other than pp micro-batches {none}: --fix pp=P,vpp=V searches others"
+
+
+def unsequenced(setting: Setting, layouts: Sequence[Layout], step_s: float, deadline: Deadline) -> str:
+    """Whether the degrees of the first of some layouts have a step below `step_s` without sequence parallelism, in words; blank
+    where they have not, it has none, or that is fixed.
+    """
+    problem, layout = setting.problem, layouts[0]
+    if "sequence_parallel" in problem.workload.fix or not layout.sequence_parallel:
+        return ""
+    off = _of_degrees(problem, [layout], {"sequence_parallel": ("false",)})
+    found = faster(Setting(off, setting.profile), step_s, deadline.share_s(2)).best
+    gain = f"without sequence parallelism the best {_gain(found[0], step_s)}" if found else ""
+    return gain and f"{gain}: --fix sequence_parallel=false searches others"
 
 
 def _gain(found: Candidate, step_s: float) -> str:

@@ -18,7 +18,7 @@ from ..search_spaces.errors import Infeasible, InputError
 from ..search_spaces.layout import Problem
 from .aims import STEP_TIME, Aims, parse_aims
 from .assumptions import assumptions, exchange_assumptions, schedule_assumptions
-from .beyond import more_chunks, offloaded, other_groups
+from .beyond import more_chunks, offloaded, other_groups, unsequenced
 from .deadline import Deadline
 from .engines import ENGINES, Task, solve
 from .evaluation import priced_and_replayed
@@ -245,7 +245,7 @@ class _Planning:
         with stoppable():
             asked = Setting(kept, self.curves), reported, priced[0].step_time_s, self.deadline
             said = [other_orders(kept, self.curves, reported)]
-            for look in (offloaded, more_chunks, other_groups):
+            for look in (offloaded, more_chunks, other_groups, unsequenced):
                 said += [] if rest.passed else [look(*asked)]
             return tuple(words for words in said if words)
         return ()

@@ -93,7 +93,7 @@ def _table(found: Ablations, width: int) -> RenderableType:
             continue
         step = wording.seconds(found.plan.step_time_s + one.seconds)
         same = abs(one.seconds) < SAME * found.plan.step_time_s
-        drawn = Text() if same else Text(bar(abs(one.seconds) / longest * cells), style=style_of(one.seconds))
+        drawn = Text() if same or one.seconds < 0.0 else Text(bar(abs(one.seconds) / longest * cells), style=style_of(one.seconds))
         slower = "as fast" if same else wording.change(one.slower)
         table.add_row(Text(one.instead), Text(step), Text(slower), drawn, _trade(one))
     return table

@@ -87,7 +87,6 @@ def shortfalls(found: Validation, curve: Sequence[Learnt]) -> str:
         (
             "Two figures are the median error and its 90th percentile, of rows of split `test` unless said otherwise.",
             aleph_alpha(rows),
-            aleph_alpha_memory(found.outcomes),
             nanotron_without_pipelines(rows),
             nanotron_ranking(rows),
             zero3_of_2021(rows),
@@ -125,25 +124,6 @@ def aleph_alpha(rows: Rows) -> str:
         to fit are 5 % slow there, rows of `test` are not). The {len(torch)} rows of PyTorch's own attention, of which none can be
         fitted, have {_of(torch)}, bias {_signed(torch.errors.bias)}: they make the family's 90th percentile.""",
     )
-
-
-def aleph_alpha_memory(outcomes: Sequence[Outcome]) -> str:
-    """Runs that ran out with larger micro-batches than any that can be fitted."""
-    judged = [o for o in outcomes if o.run.family == "aleph-alpha" and not o.excluded and o.predicted_oom is not None]
-    out = [o for o in judged if o.run.split == "test" and o.run.status == "oom"]
-    missed = [o for o in out if not o.predicted_oom]
-    most = max(_tokens(o) for o in judged if o.run.split == "fit")
-    large = sum(_tokens(o) > most for o in missed)
-    return _paragraph(
-        f"Aleph Alpha, running out of memory: recall {1 - len(missed) / len(out):.3f}; the aim is 0.93.",
-        f"""Of {len(missed)} runs that are missed {large} have more than {most:,} tokens a micro-batch, the most that a row to fit
-        has. 16 bytes a logit for 14 would find most of them, and change nothing on rows to fit; but at its peak, log-softmax's
-        backward, the library's code accounts for 14 (2 logits, 4 log-softmax, 4 and 4 gradients).""",
-    )
-
-
-def _tokens(o: Outcome) -> int:
-    return (o.run.count("micro_batch") or 0) * (o.run.count("seq_len") or 0)
 
 
 def _small_sheet(o: Outcome, job: Job) -> bool:

@@ -505,7 +505,7 @@ def test_recorded_errors_of_peak_memory_have_not_grown(
     assert peak is not None and peak.median <= RECORDED[family][1]
 
 
-@pytest.mark.parametrize(("split", "precision", "recall", "sure_accuracy"), [("fit", 0.96, 0.99, 0.98), ("test", 0.97, 0.91, 0.94)])
+@pytest.mark.parametrize(("split", "precision", "recall", "sure_accuracy"), [("fit", 0.96, 0.99, 0.98), ("test", 0.96, 0.94, 0.94)])
 def test_recorded_verdicts_on_published_runs_have_not_grown_worse(
     memory_cells: dict[tuple[str, str], Statistics], split: str, precision: float, recall: float, sure_accuracy: float
 ) -> None:
