@@ -16,8 +16,9 @@ from ...search_spaces.inputs import OF_THE_SEARCH, load_cluster
 from ...search_spaces.layout import Layout, Problem
 from ...search_spaces.model import ModelSpec
 from ...search_spaces.quantities import model_constants
+from ...search_spaces.rules import violations
 from ...search_spaces.stack import Stack
-from ..evaluation import evaluate, price_layout
+from ..evaluation import UNPRICEABLE, evaluate, price_layout
 from ..leftover import over
 from ..planner import plan
 from ..readers import Finding, Job, read_job
@@ -30,7 +31,7 @@ from .advice import advice
 from .changes import changes, nearest_words, proposed, told_together, with_shares
 from .checked import Change, Checked
 from .costing import SAME, Cost, Given, costed
-from .job_layout import filled, given_of
+from .job_layout import filled, given_of, in_known_words
 from .known import Known
 from .legality import Broken, broken_rules, not_judged
 from .nearby import TRAINED, Changed, nearest
@@ -87,18 +88,19 @@ def check(
     job = config if isinstance(config, Job) else read_job(config, form=form, devices=devices, variables=variables)
     if not isinstance(config, Job) and (job.format, stack, framework, framework_version) == ("megatron-lm", None, None, None):
         job = on_ascend(job, machine, config, devices, variables)
-    job = filled(job, devices, global_batch, seq_len, precision, vocab_size)
+    job = filled(in_known_words(job), devices, global_batch, seq_len, precision, vocab_size)
     subject = subject_of(job, model, machine, stack, framework, framework_version)
     broken = _broken(subject)
     near = _near(subject, broken)
     cost = costed(subject, broken, Given(memory_margin, expert_imbalance, vocab_size, profile))
-    problem, said = cost.problem, [*subject.said, *cost.said]
+    problem, said = cost.problem, list(subject.said)
+    beside = None if cost.priced is not None or problem is None else _nearest_priced(problem, near, profile)
+    said += cost.said if best or cost.priced or beside else ()
     found = None
     if best and problem is not None:
         found = _best(problem, profile, time_limit_s, progress)
         taken = (*(each for each in problem.assumptions if each in OF_THE_SEARCH), *search_limits(problem))
         said += [f"in the search for the best layout, {each}" for each in taken]
-    beside = None if cost.priced is not None or problem is None else _nearest_priced(problem, near, profile)
     way = _way(subject, cost, cost.priced or beside, found, not broken and cost.fits)
     tolerance = _tolerance(subject, cost, checkpoint_save_time_s)
     broken += tolerance.broken if tolerance else ()
@@ -112,7 +114,7 @@ def check(
         nearest_columns=tuple(change for change, _ in near),
         advice=_advice(subject, problem, model),
         doubts=subject.job.doubts if model is None else (),
-        unpriced=tuple(dict.fromkeys(cost.unpriced)),
+        unpriced=_unpriced(subject, cost, broken),
         fit=cost.fit,
         priced=cost.priced,
         nearest_priced=beside,
@@ -239,6 +241,16 @@ def _steps(values: Mapping[str, int]) -> int | None:
     return values["global_batch"] // each if values["global_batch"] % each == 0 else None
 
 
+def _unpriced(subject: Subject, cost: Cost, broken: Sequence[Broken]) -> tuple[str, ...]:
+    """Why there is no price: of rules that are told as broken their ids alone."""
+    told = {each.rule for each in broken}
+    found = violations(cost.problem, subject.layout) if cost.unpriced and cost.problem is not None else []
+    again = {each.sentence: each.rule for each in found if each.rule in told}
+    named = dict.fromkeys(again[said] for said in cost.unpriced if again.get(said) in UNPRICEABLE)
+    rest = (said for said in cost.unpriced if said not in again)
+    return tuple(dict.fromkeys((*([f"A layout that breaks {', '.join(named)} has no price."] if named else []), *rest)))
+
+
 def _best(problem: Problem, profile: str | None, time_limit_s: float | None, progress: Progress | None) -> Any:
     """The best plan of the problem, or the Infeasible that says why there is none."""
     try:
@@ -280,7 +292,8 @@ def _way(subject: Subject, cost: Cost, priced: PricedLayout | None, found: Any, 
     decided = (each.column for each in walk.decisions)
     columns = tuple(dict.fromkeys((*changed_columns(problem, layout, best.layout), *decided)))
     own = told_together(with_shares(changes(job, layout, best.layout, columns), walk.decisions))
-    found_changes = sorted([*shown, *own], key=lambda change: (change.seconds is None, change.seconds or 0.0))
+    untold_last = cost.priced is not None  # from a job without a price the untold make it legal, and come first
+    found_changes = sorted([*shown, *own], key=lambda change: ((change.seconds is None) == untold_last, change.seconds or 0.0))
     return {**way, "faster": faster, "waterfall": walk, "changes": tuple(found_changes)}
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import ValidationError
+
 from ...search_spaces.cluster import ClusterSpec
 from ...search_spaces.documents import to_record
 from ...search_spaces.errors import InputError
@@ -21,13 +23,42 @@ from ..readers.splits import cut, even_counts
 
 MTP_BY_OPTION, MTP_OPTION = ("megatron-lm", "mindspeed-llm", "verl"), "--mtp-num-layers"
 """Formats in which MTP layers of a model are built only where an option asks for them (megatron/training/arguments.py)."""
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+
+def in_known_words(job: Job) -> Job:
+    """The job without the choices and the precision that no layout has: each is a finding, and judged as if it were not given."""
+    wrong = {column: said for column, word in job.choices.items() if (said := _refused(column, word))}
+    choices = {column: word for column, word in job.choices.items() if column not in wrong}
+    precision = job.precision if job.precision in PRECISIONS else None
+    if job.precision is not None and precision is None:
+        wrong["precision"] = f"precision {job.precision[:40]!r} is not one of {', '.join(PRECISIONS)}."
+    if not wrong:
+        return job
+    findings = (Finding("P015", said, "a layout knows no other word") for said in wrong.values())
+    said = f"{', '.join(wrong)}: judged as if not given"
+    return replace(
+        job,
+        choices=choices,
+        precision=precision,
+        findings=(*job.findings, *findings),
+        assumptions=(*job.assumptions, said),
+    )
+
+
+def _refused(column: str, word: str) -> str:
+    """Why a layout cannot have a word, as a sentence; nothing where it can."""
+    try:
+        Layout.model_validate({"sequence_parallel": False, column: word})
+    except ValidationError as error:
+        return f"{error.errors()[0]['ctx']['error']}."
+    return ""
 
 
 def filled(job: Job, devices: int | None, batch: int | None, seq_len: int | None, precision: str | None, vocab: int | None) -> Job:
     """The job with what the caller gives, which comes before what the configuration says; differences are told."""
-    for word in (precision, job.precision):
-        if word is not None and word not in get_args(Precision):
-            raise InputError(f"precision {word[:40]!r} is not one of {', '.join(get_args(Precision))}")
+    if precision is not None and precision not in PRECISIONS:
+        raise InputError(f"precision {precision[:40]!r} is not one of {', '.join(PRECISIONS)}")
     told: list[Finding] = []
     changed: dict[str, Any] = {}
     given: dict[str, Any] = {

@@ -108,7 +108,7 @@ def read(text: str, where: str, devices: int | None = None) -> Job:
     degrees["etp"] = degrees["tp"] if placed else 1
     back = schedule == "zb-v"
     split = _offsets(doc.get(f"{MODEL}.offset"), sizes.get("layers"), degrees["pp"], vpp, where, findings, back)
-    cp_type, states = _cp_type(doc, where), _states(doc)
+    cp_type, states = _cp_type(doc, findings), _states(doc)
     sharded = doc.flag("parallel.enable_parallel_optimizer") or False
     doc.get("parallel.parallel_optimizer_config.optimizer_weight_shard_size")
     swapped = doc.flag("swap_config.swap", "optimizer.swap") or False
@@ -188,11 +188,13 @@ def _schedule(doc: Document, vpp: int, said: list[str], findings: list[Finding])
     return schedule
 
 
-def _cp_type(doc: Document, where: str) -> str:
+def _cp_type(doc: Document, findings: list[Finding]) -> str:
     algorithm = doc.text("parallel_config.context_parallel_algo") or "colossalai_cp"
     if algorithm not in CP_TYPES:
-        raise InputError(f"{where}: parallel_config.context_parallel_algo = {algorithm!r} is not one of {', '.join(CP_TYPES)}")
-    return CP_TYPES[algorithm]
+        near = misspelt(algorithm, CP_TYPES, least=0.5)
+        sentence = f"context_parallel_algo = {algorithm[:40]} is not one of {', '.join(CP_TYPES)}{near}."
+        findings.append(Finding("P015", sentence, "the framework refuses other names", FRAMEWORK))
+    return CP_TYPES.get(algorithm, CP_TYPES["colossalai_cp"])
 
 
 def _sequence_parallel(doc: Document, tp: int, said: list[str]) -> bool:

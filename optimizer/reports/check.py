@@ -36,7 +36,7 @@ def render_check(found: Checked, name: str, console: Console) -> None:
     sections: list[RenderableType] = [_title(found, name), _legal(found)]
     if found.fit is not None:
         sections.append(_fits(found, found.fit))
-    if found.best is not None or found.best_status:
+    if found.best is not None or found.best_status or found.nearest_priced is not None:
         sections.append(_good(found))
     if found.fault_tolerance is not None:
         sections.append(_tolerance(found.fault_tolerance))
@@ -136,8 +136,9 @@ def _legal(found: Checked) -> RenderableType:
         said = "yes, as far as it could be judged" if found.not_judged or found.unresolved else "yes"
         return section("Legal", Text(f"{wording.count(found.judged, 'rule')} judged, none broken"), note=Text(said, style=GOOD))
     table = grid("left", "wrap", gap=1)
-    for each in found.broken:
-        for label, text in _broken(each, only=len(found.broken) == 1):
+    for before, each in zip((None, *found.broken), found.broken, strict=False):
+        again = before is not None and (before.reason, before.source) == (each.reason, each.source)
+        for label, text in _broken(each, only=len(found.broken) == 1, again=again):
             table.add_row(label, text)
     body: list[RenderableType] = [table]
     if found.nearest:
@@ -146,17 +147,19 @@ def _legal(found: Checked) -> RenderableType:
     return section("Legal", *body, note=Text(f"no: {wording.count(len(found.broken), 'rule')} broken", style=BAD))
 
 
-def _broken(each: Broken, only: bool) -> Iterator[tuple[Text, Text]]:
-    """The rule's id and what is broken; below, why the rule exists and which values would meet it; `only`: and the job with it."""
+def _broken(each: Broken, only: bool, again: bool) -> Iterator[tuple[Text, Text]]:
+    """The rule's id and what is broken; below, why the rule exists, unless that was said just before (`again`), and which values
+    would meet it; `only`: and the job with it.
+    """
     yield Text(each.rule, style=BAD), Text(each.sentence)
-    if each.reason:
+    if each.reason and not again:
         source = "" if each.source in ("", "definition") else f" ({each.source})"
         yield Text(), Text(f"{each.reason}{source}", style=LABEL)
     if each.legal:
-        said = "legal with the rest as it is" if only else "mends this rule with the rest as it is, and breaks no other"
+        said = "legal with the rest as it is" if only else "mends it and breaks no other rule"
         yield Text(), Text(f"{said}: {_values(each.legal)}", style=LABEL)
     if each.alone:
-        yield Text(), Text(f"meets this rule alone, and breaks others: {_values(each.alone)}", style=LABEL)
+        yield Text(), Text(f"mends it but breaks other rules: {_values(each.alone)}", style=LABEL)
 
 
 def _values(columns: Mapping[str, tuple[int | str, ...]]) -> str:
@@ -194,7 +197,7 @@ def _fits(found: Checked, fit: Fit) -> RenderableType:
         costs = f": {wording.gib(each.peak_gib)} ({each.verdict}), step {wording.change(each.slower)}"
         lines.append(Text.assemble(*(part for old, new in each.changes for part in (_diff(old, new), ", ")))[:-2].append(costs))
     body += [bullets(lines)] if lines else []
-    if found.priced is not None:
+    if found.priced is not None and len(found.priced.memory.stages) > 1:
         body.append(_stages(found.priced))
     doubt = f"unsure, rather {'not' if fit.over_gib > 0 else 'yes'}: within 15 % of what is free"
     note = {"fits": "yes", "unsure": doubt, "oom": "no"}[fit.verdict]
@@ -222,44 +225,48 @@ def _stages(priced: PricedLayout) -> RenderableType:
 def _good(found: Checked) -> RenderableType:
     """How good the job is, beside the best layout on the same devices."""
     priced = found.priced
+    if found.best is None and not found.best_status:
+        note = Text("the job has no price; the nearest legal layout has", style=DOUBT)
+        return section("How good", layout_lines_of(found), note=note)
     if found.best is None:
         return section("How good", Text(found.best_status), note=Text("no better layout was found", style=BAD))
     if priced is None:
         beside = "the nearest legal layout and the best have" if found.nearest_priced is not None else "the best legal layout has"
         unpriced = Text(f"the job has no price; {beside}", style=DOUBT)
-        return section("How good", layout_lines_of(found), _terms(found), *_changes(found), note=unpriced)
+        return section("How good", layout_lines_of(found), *_terms(found), *_changes(found), note=unpriced)
     low, high = priced.step_time_interval_s
-    bubble = wording.percent(priced.breakdown_s.get("bubble", 0.0) / priced.step_time_s)
+    share = wording.percent(priced.breakdown_s.get("bubble", 0.0) / priced.step_time_s)
+    bubble = f", bubble {share}" if priced.layout.pp > 1 else ""
     step = f"step {wording.seconds(priced.step_time_s)} ({wording.interval(low, high)})"
-    said = f"{step}, MFU {wording.percent(priced.mfu)}, bubble {bubble}"
+    said = f"{step}, MFU {wording.percent(priced.mfu)}{bubble}"
     if not found.changes:
         note = "no layout is faster" if found.best_status == "optimal" else "no faster layout was found"
         return section("How good", Text(said), note=Text(note, style=GOOD))
     faster = found.faster or 0.0
     note = f"the best layout takes {wording.percent(faster)} less" if faster > 0 else "no layout that surely fits is faster"
-    return section("How good", Text(said), layout_lines_of(found), _terms(found), *_changes(found), note=Text(note, style=DOUBT))
+    return section("How good", Text(said), layout_lines_of(found), *_terms(found), *_changes(found), note=Text(note, style=DOUBT))
 
 
 def layout_lines_of(found: Checked) -> RenderableType:
     """The job and the best layout, line by line."""
     named = (("job", found.priced), ("nearest", found.nearest_priced), ("best", found.best))
     rows = [(name, one) for name, one in named if one is not None]
-    return layout_lines(found.problem, rows) if found.problem is not None else Text()
+    return layout_lines(found.problem, rows, found.given) if found.problem is not None else Text()
 
 
-def _terms(found: Checked) -> RenderableType:
+def _terms(found: Checked) -> Iterator[RenderableType]:
     """Where the job's step is longer."""
     start = found.priced or found.nearest_priced
     if found.waterfall is None or start is None:
-        return Text()
+        return
     least = FOLDED_GAIN * start.step_time_s
     terms = sorted(found.waterfall.terms, key=lambda bar: bar.seconds)
     shown = [f"{bar.term} {signed_seconds(bar.seconds)}" for bar in terms if abs(bar.seconds) > least]
-    return Text(f"from {'the job' if found.priced else 'there'} to the best, by term: {', '.join(shown)}")
+    yield Text(f"from {'the job' if found.priced else 'there'} to the best, by term: {', '.join(shown)}")
 
 
 def _changes(found: Checked) -> Iterator[RenderableType]:
-    """What to change, the largest gain first."""
+    """What to change, the largest gain first; before that what only makes the job legal, whose gain nothing tells."""
     if not found.changes:
         return
     if all(change.seconds is None for change in found.changes):
@@ -271,7 +278,8 @@ def _changes(found: Checked) -> Iterator[RenderableType]:
     for change in found.changes:
         seconds, gib = change.seconds or 0.0, change.peak_gib or 0.0
         peak = wording.signed(wording.gib(gib)) if gib else wording.NONE
-        step = wording.NONE if change.seconds is None else signed_seconds(seconds)
+        untold = wording.NONE if found.priced is not None else "to be legal"
+        step = untold if change.seconds is None else signed_seconds(seconds)
         together = f"{change.column.replace('_', ' ')} together: " if "," in change.column else ""
         said = Text.assemble((together, LABEL), _diff(change.before, change.after))
         table.add_row(Text(step, style=style_of(seconds)), Text(peak), said)
@@ -282,14 +290,15 @@ def _changes(found: Checked) -> Iterator[RenderableType]:
 
 
 def _diff(before: str, after: str) -> Text:
-    """«--option 8 → 4», what both have written once; «add --option» and «drop --option» where only one has it."""
+    """«--option 8 → 4», what both have written once; «add --option» and «drop --option» where only one has it, or sets it."""
     pairs = [pair for pair in zip_longest(before.split(AND), after.split(AND), fillvalue="") if pair[0] != pair[1]]
     if len(pairs) > 1:
         return Text(", ").join(_diff(*pair) for pair in pairs)
     before, after = map(_shown, pairs[0] if pairs else (before, after))
-    if before.startswith("no ") and not after.startswith("no "):
+    unset = [each.startswith("no ") or each.endswith("=null") for each in (before, after)]
+    if unset == [True, False]:
         return Text.assemble("add ", (after, STRONG))
-    if after.startswith("no ") and not before.startswith("no "):
+    if unset == [False, True]:
         return Text.assemble("drop ", (before, STRONG))
     shared = next((i for i, pair in enumerate(zip(before, after, strict=False)) if len(set(pair)) > 1), 0)
     same = max(before[:shared].rfind(end) for end in " =:") + 1

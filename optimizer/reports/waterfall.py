@@ -52,10 +52,16 @@ def render_compared(found: Compared, names: tuple[str, str], console: Console) -
     print_sections(console, [Group(title, ways, Text(), ends), *refused, *between, rest], width)
 
 
-def layout_lines(problem: Problem, rows: Sequence[tuple[str, PricedLayout | None]]) -> RenderableType:
-    """Layouts line by line: frame, step, memory and what leaves the supernode, all beside the first; None is a line of dashes."""
-    priced = [one for _, one in rows if one is not None]
-    columns = [name for name in FRAME if name in FRAME[:4] or len({getattr(one.layout, name) for one in priced}) > 1]
+def layout_lines(
+    problem: Problem, rows: Sequence[tuple[str, PricedLayout | None]], start: Mapping[str, int | str] | None = None
+) -> RenderableType:
+    """Layouts line by line: frame, step, memory and what leaves the supernode, all beside the first; None is a line of dashes.
+
+    Of the frame the degrees of the grid, and what differs between the lines or from `start`, a layout that has none.
+    """
+    frames = [{name: getattr(one.layout, name) for name in FRAME} for _, one in rows if one is not None]
+    compared = [*frames, start or {}]
+    columns = [name for name in FRAME if name in FRAME[:4] or len({each[name] for each in compared if name in each}) > 1]
     table = grid("left", *["right"] * len(columns), *["right"] * 4, "left", gap=1 if len(columns) > MANY else 2)
     heads = [*(name.replace("micro_batch", "mb") for name in columns), "step", "", "peak", "outside"]
     table.add_row(*(Text(head, style=LABEL) for head in ("", *heads, "")))

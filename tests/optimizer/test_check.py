@@ -57,8 +57,37 @@ def test_a_job_that_asks_for_more_than_it_has() -> None:
 
 def test_groups_are_held_to_the_supernode_that_the_job_names() -> None:
     """Of a cluster whose own unit is a server of 8, the job's supernode of 32 is not called a server."""
-    found = check(read_text(JOB, "job.yaml"), cluster="hgx-h100", best=False)
-    assert any("TP groups span 128 devices, more than the 32 of one supernode of the job" in said for said in found.advice)
+    spread = JOB.replace("data_parallel: 8", "data_parallel: 8, expert_parallel: 64")
+    found = check(read_text(spread, "job.yaml"), cluster="hgx-h100", best=False)
+    assert any("EP groups span 64 devices, more than the 32 of one supernode of the job" in said for said in found.advice)
+    assert "C141" in rules(found) and not any(said.startswith("TP groups") for said in found.advice)  # told once
+
+
+def test_words_of_a_job_that_nobody_knows_are_broken_rules() -> None:
+    """Each is told with the words that there are, and judged as if it were not given."""
+    words = {"cp_type": "ring", "offload": "disk", "precision": "fp7", "schedule": "1f1bb", "recompute": "selective:core_atn"}
+    text = JOB.replace("tensor_parallel: 128", "tensor_parallel: 4, " + ", ".join(f"{key}: {word}" for key, word in words.items()))
+    found = check(read_text(text, "job.yaml"), "llama-3.1-70b", "hgx-h100", global_batch=64, seq_len=4096, best=False)
+    said = [each.sentence for each in found.broken]
+    assert rules(found) == {"P015"} and len(said) == len(words) and found.priced is not None
+    for word, offered in zip(words.values(), ("a2a+p2p", "optimizer:F", "fp8", "interleaved", "core_attn"), strict=True):
+        assert any((word.partition(":")[2] or word) in each and offered in each for each in said), word
+    assert any("cp_type" in each and each.endswith("judged as if not given") for each in found.assumptions)
+    assert drawn(found, 100).count("a layout knows no other word") == 1
+
+
+def test_what_is_broken_is_not_told_again_as_not_judged() -> None:
+    """Of 3 micro-batches on 4 stages and experts that do not divide, only the first leaves nothing to price."""
+    options = {"devices": 96, "global_batch": 72, "seq_len": 4096, "best": False}
+    found = check("pp=4,vpp=3,ep=24,micro_batch=1", "qwen3-30b-a3b", "hgx-h100", **options)
+    assert rules(found) == {"C030a", "C080c"}
+    assert found.unpriced == ("A layout that breaks C030a has no price.",)
+    shown = drawn(found, 80).partition("the job has no price; the nearest legal layout has")[2].splitlines()
+    assert shown[1].split()[:5] == ["tp", "cp", "pp", "dp", "ep"] and shown[2].split()[5] == "8"
+    for each in found.broken:
+        assert drawn(found, 160).count(each.sentence) == 1
+    uneven = check("pp=4,vpp=3,ep=24,micro_batch=1", "qwen3-30b-a3b", "hgx-h100", **{**options, "global_batch": 71})
+    assert uneven.nearest_priced is None and uneven.assumptions == ("tp 1: not given",)  # nothing has a price
 
 
 def test_a_jobs_own_spellings_are_read_or_listed() -> None:
