@@ -240,11 +240,11 @@ def _good(found: Checked) -> RenderableType:
     step = f"step {wording.seconds(priced.step_time_s)} ({wording.interval(low, high)})"
     said = f"{step}, MFU {wording.percent(priced.mfu)}{bubble}"
     if not found.changes:
-        note = "no layout is faster" if found.best_status == "optimal" else "no faster layout was found"
-        return section("How good", Text(said), note=Text(note, style=GOOD))
+        told = "no layout is faster" if found.best_status == "optimal" else "no faster layout was found"
+        return section("How good", Text(said), note=Text(told, style=GOOD))
     faster = found.faster or 0.0
-    note = f"the best layout takes {wording.percent(faster)} less" if faster > 0 else "no layout that surely fits is faster"
-    return section("How good", Text(said), layout_lines_of(found), *_terms(found), *_changes(found), note=Text(note, style=DOUBT))
+    told = f"the best layout takes {wording.percent(faster)} less" if faster > 0 else "no layout that surely fits is faster"
+    return section("How good", Text(said), layout_lines_of(found), *_terms(found), *_changes(found), note=Text(told, style=DOUBT))
 
 
 def layout_lines_of(found: Checked) -> RenderableType:

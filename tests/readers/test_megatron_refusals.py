@@ -137,6 +137,13 @@ def test_hybrid_cp_is_told_how_wide_its_levels_are() -> None:
     assert not rules(f"{line} --hierarchical-context-parallel-sizes 2 2")
 
 
+@pytest.mark.parametrize(("line", "rule"), [(f"{MOE} {BIASED}", "C083"), (f"{DENSE} {TP_OVERLAP}", "C130")])
+def test_mindspeed_takes_what_megatron_refuses(line: str, rule: str) -> None:
+    """A bias beside softmax (features_manager/moe/moe_router.py); MC2 without TP, which is off unless its code is changed."""
+    assert rule in rules(line)
+    assert rule not in rules(line.replace("--tp-comm-overlap", "--use-ascend-mc2"), "mindspeed-llm")
+
+
 @pytest.mark.parametrize(
     ("option", "refused"),
     [
