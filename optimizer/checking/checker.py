@@ -44,6 +44,8 @@ MENDED_BY_COLUMNS = frozenset({"C007", "C008", "C029", "C060", "C061", "C063a", 
 """Rules that a reader finds broken and that other degrees, stages or batches can mend."""
 TOLD_BY_READERS = frozenset({"C029"})
 """Of these, what is told once, in the words of the configuration, with the values that the rule then finds legal."""
+OF_THE_GRID = frozenset({"C007", "C008"})
+"""What readers find of replicas that the devices leave: where it is of as many ranks as C001, that one tells it."""
 SIZES = {
     "layers": "decoder layers:",
     "mtp_layers": "MTP layers:",
@@ -157,7 +159,14 @@ def _broken(subject: Subject) -> list[Broken]:
         each.model_copy(update={"legal": again[each.rule].legal, "alone": again[each.rule].alone}) if each.rule in again else each
         for each in told
     ]
+    grid = next((_counted(each) for each in judged if each.rule == "C001"), "")
+    told = [each for each in told if each.rule not in OF_THE_GRID or not grid.startswith(_counted(each))]
     return [*told, *(each for each in judged if each.rule not in again)]
+
+
+def _counted(broken: Broken) -> str:
+    """What a sentence says of the ranks that it counts, whatever it calls them."""
+    return broken.sentence.partition(" = ")[2].removesuffix(".")
 
 
 def _legality(subject: Subject, broken: Sequence[Broken]) -> dict[str, Any]:

@@ -107,11 +107,13 @@ def _runs(chunks: Sequence[str]) -> str:
 
 def _shown(value: str) -> str:
     """A value, long lists of layers folded."""
-    name, _, counts = value.rpartition("=")
-    chunks = counts.split("+")
-    if len(chunks) < MANY_CHUNKS or not re.fullmatch(r"[\d+]+", counts):
+    named = re.fullmatch(r"([\w.-]+ ?[=:] ?)(\[\[.*\]\]|\[[\d, ]+\]|[\d+]+)", value)
+    if named is None:
         return value
-    return f"{name}= {_runs(chunks)} (as it is written: --json)"
+    name, listed = named.groups()
+    parts = re.findall(r"\[([^\[\]]*)\]", listed) if '"layers.' in listed else []
+    chunks = [str(part.count('"layers.')) for part in parts] or ([] if "[[" in listed else re.findall(r"\d+", listed))
+    return f"{name}{_runs(chunks)} layers (as it is written: --json)" if len(chunks) >= MANY_CHUNKS else value
 
 
 def _ahead(layers: int) -> str:
@@ -226,8 +228,8 @@ def _good(found: Checked) -> RenderableType:
     """How good the job is, beside the best layout on the same devices."""
     priced = found.priced
     if found.best is None and not found.best_status:
-        note = Text("the job has no price; the nearest legal layout has", style=DOUBT)
-        return section("How good", layout_lines_of(found), note=note)
+        alone = Text("the job has no price; the nearest legal layout has", style=DOUBT)
+        return section("How good", layout_lines_of(found), note=alone)
     if found.best is None:
         return section("How good", Text(found.best_status), note=Text("no better layout was found", style=BAD))
     if priced is None:
@@ -240,11 +242,11 @@ def _good(found: Checked) -> RenderableType:
     step = f"step {wording.seconds(priced.step_time_s)} ({wording.interval(low, high)})"
     said = f"{step}, MFU {wording.percent(priced.mfu)}{bubble}"
     if not found.changes:
-        told = "no layout is faster" if found.best_status == "optimal" else "no faster layout was found"
-        return section("How good", Text(said), note=Text(told, style=GOOD))
+        note = "no layout is faster" if found.best_status == "optimal" else "no faster layout was found"
+        return section("How good", Text(said), note=Text(note, style=GOOD))
     faster = found.faster or 0.0
-    told = f"the best layout takes {wording.percent(faster)} less" if faster > 0 else "no layout that surely fits is faster"
-    return section("How good", Text(said), layout_lines_of(found), *_terms(found), *_changes(found), note=Text(told, style=DOUBT))
+    less = f"the best layout takes {wording.percent(faster)} less" if faster > 0 else "no layout that surely fits is faster"
+    return section("How good", Text(said), layout_lines_of(found), *_terms(found), *_changes(found), note=Text(less, style=DOUBT))
 
 
 def layout_lines_of(found: Checked) -> RenderableType:

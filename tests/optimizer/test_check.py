@@ -21,7 +21,7 @@ from paraplan.search_spaces.inputs import build_problem
 from rich.console import Console
 
 from .applying import applied
-from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, line, rules, terms
+from .check_samples import LLAMA_7B, LLAMA_70B, checked, job, legal, line, rules, terms
 
 JOB = """\
 task:
@@ -164,6 +164,14 @@ def test_devices_that_are_no_power_of_two(devices: int) -> None:
     for change in found.nearest_columns:
         tp, pp = change.get("tp", 7), change.get("pp", 5)
         assert devices % (tp * pp) == 0 and 64 % tp == 0
+
+
+@pytest.mark.parametrize(("replicas", "told"), [(1, {"C001"}), (2, {"C001", "C008"})])
+def test_ranks_that_do_not_divide_the_devices_are_told_once(replicas: int, told: set[str]) -> None:
+    """TP 8 on 3 stages of 64 devices; with two replicas they are 48, which is told beside it."""
+    degrees = f"tensor_parallel_degree = 8\npipeline_parallel_degree = 3\ndata_parallel_replicate_degree = {replicas}"
+    found = check(read_text(f"[parallelism]\n{degrees}", "job.toml", form="torchtitan", devices=64), best=False)
+    assert rules(found) == told and legal(found, "C001", "pp")[:2] == (1, 2)
 
 
 # --- what it costs -----------------------------------------------------------------------------------------------------------

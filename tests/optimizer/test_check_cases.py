@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paraplan.optimizer.checking.checked import Change
 from paraplan.optimizer.checking.checker import check
 from paraplan.optimizer.readers import read_text
 from paraplan.optimizer.reports.check import render_check
@@ -131,6 +132,12 @@ def test_layers_of_many_chunks_are_folded(capsys: pytest.CaptureFixture[str]) ->
     render_check(found, "job", Console(width=100))
     printed = capsys.readouterr().out
     assert "layers per chunk 17 × 3, 14 × 2, 1\n" in printed and "2+2" not in printed
+    parts = [[f"layers.{layer}" for layer in range(first, first + 5)] for first in range(0, 80, 5)]
+    for listed in (f"layers_per_chunk: {[5] * 16}", f"module_fqns_per_model_part = {json.dumps(parts)}", f"stages={'5+' * 15}5"):
+        one = Change(column="stages", before="no list", after=listed)
+        render_check(found.model_copy(update={"best": found.priced, "changes": (one,)}), "job", Console(width=100))
+        name = listed.partition("5")[0].partition("[")[0]
+        assert f"add {name}16 × 5 layers (as it is written: --json)" in capsys.readouterr().out
 
 
 # --- experts -----------------------------------------------------------------------------------------------------------------
