@@ -105,13 +105,14 @@ def judge(
     save = least_save_s if save is None else save
     rate = failures_per_s(cluster, devices) if cluster is not None and devices is not None else None
     needs = list(_needs(given, interval, seconds, save, cluster, devices, rate, unpriced))
-    if seconds is None or not seconds or not save or not rate:
+    if not save or not rate or given.checkpoint_interval is None:
         return Tolerance(
             interval_s=seconds, save_s=save, save_at_least=at_least and save is not None, broken=tuple(broken), needs=tuple(needs)
         )
     mtbf = 1.0 / rate
     best = daly_interval_s(save, mtbf)
-    lost, least = (lost_share(each, save, mtbf) for each in (seconds, best))
+    least = lost_share(best, save, mtbf)
+    lost = lost_share(seconds, save, mtbf) if seconds else None
     return Tolerance(
         interval_s=seconds,
         save_s=save,
@@ -121,7 +122,7 @@ def judge(
         lost=lost,
         lost_at_best=least,
         broken=tuple(broken),
-        advice=tuple(_verdict(seconds, best, lost, least, mtbf, at_least)),
+        advice=(_verdict(seconds, best, lost, least, mtbf, at_least),),
         needs=tuple(needs),
         assumptions=tuple(_assumed(cluster)) if cluster is not None else (),
     )
@@ -188,18 +189,22 @@ def _needs(
         yield f"how often {cluster.name} fails: its YAML has no failures (device_per_year, server_per_year)"
 
 
-def _verdict(given: float, best: float, lost: float, least: float, mtbf: float, at_least: bool) -> Iterator[str]:
-    """How far off the interval is, and what that costs."""
+def _verdict(given: float | None, best: float, lost: float | None, least: float, mtbf: float, at_least: bool) -> str:
+    """How far off the interval is, and what that costs; the best one where none is given whose time is known."""
     failing = f"with a failure every {span(mtbf)}"
+    longer = "since a save may take longer"
+    if not given or lost is None:
+        best_said = f"the best interval is {span(best)}"
+        known = f", {failing}: {wording.percent(least)} of the time is lost"
+        return f"{best_said} or more {failing}, {longer}" if at_least else f"{best_said}{known}"
     if 1.0 / FAR <= given / best <= FAR:
         near = f"saving every {span(given)} is near the best interval, {span(best)}, {failing}"
-        yield f"{near}: {wording.percent(lost)} of the time is lost"
-        return
+        return f"{near}: {wording.percent(lost)} of the time is lost"
     if at_least and given > best:
-        yield f"saving every {span(given)} may be right: the best interval is {span(best)} or more, since a save may take longer"
-        return
+        said = f"saving every {span(given)} may be right {failing}: the best interval is {span(best)} or more"
+        return f"{said}, {longer}"
     word = "too rare" if given > best else "too often"
-    yield (
+    return (
         f"saving every {span(given)} is {word} {failing}: {wording.percent(lost)} of the time is lost, "
         f"{wording.percent(least)} at the best interval, {span(best)}"
     )

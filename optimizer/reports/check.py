@@ -313,10 +313,8 @@ def _diff(before: str, after: str) -> Text:
 
 def _tolerance(found: Tolerance) -> RenderableType:
     figures = [
-        ("interval", found.interval_s),
+        ("interval", found.interval_s if not found.advice else None),  # which tells it
         ("a save takes at least" if found.save_at_least else "a save takes", found.save_s),
-        ("a failure every", found.mtbf_s),
-        ("best interval", found.best_interval_s),
     ]
     known = ", ".join(f"{name} {span(value)}" for name, value in figures if value is not None)
     body: list[RenderableType] = [*([Text(known)] if known else []), *([bullets(found.advice)] if found.advice else [])]

@@ -98,9 +98,14 @@ def test_a_store_that_dies_with_its_host(store: tuple[str, ...], policy: str | N
     assert bool(found.broken) is broken
 
 
-@pytest.mark.parametrize(("interval", "said"), [("4h", "too rare"), ("1min", "too often"), ("60min", "near the best")])
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [("4h", "too rare"), ("1min", "too often"), ("60min", "near the best"), ("30", "the best interval is 76 min")],
+)
 def test_an_interval_beside_the_best(interval: str, said: str) -> None:
-    """2,048 devices that fail 0.17 times a year fail every 25 h together; saves of 2 min are best 77 min apart."""
+    """2,048 devices that fail 0.17 times a year fail every 25 h together; saves of 2 min are best 77 min apart, which an interval
+    without a unit is told too.
+    """
     found = judge(FaultTolerance(checkpoint_interval=interval), failing(device_per_year=0.17), 2048, None, 120.0, None)
     assert found.mtbf_s == pytest.approx(25.2 * 3600, rel=0.01)
     assert found.best_interval_s == pytest.approx(76.4 * 60, rel=0.02)
@@ -121,6 +126,8 @@ def test_a_save_takes_at_least_what_copying_takes() -> None:
     found = judge(FaultTolerance(checkpoint_interval="4h"), failing(device_per_year=0.17), 2048, None, None, 0.5)
     assert found.save_at_least
     assert "may be right" in " ".join(found.advice)
+    found = judge(FaultTolerance(checkpoint_interval="30"), failing(device_per_year=0.17), 2048, None, None, 0.5)
+    assert " or more with a failure every 25 h, since" in found.advice[0]
 
 
 def test_rates_that_nobody_measured_are_told_with_the_verdict() -> None:
