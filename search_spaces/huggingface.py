@@ -18,7 +18,7 @@ from .config_mlps import NamedMlp
 from .documents import MAX_BYTES, sentence, to_record
 from .errors import InputError
 from .layer_pattern import compact
-from .model import LayerKind, ModelSpec, Mtp
+from .model import LayerKind, ModelSpec, Mtp, RopeScaling
 from .model_families import FAMILIES, Family
 
 __all__ = ["from_config"]
@@ -140,6 +140,7 @@ def _spec(name: str, fields: Fields, config: dict[str, object], family: Family, 
         mtp=Mtp(layers=mtp_layers, kind=names[-1]) if mtp_layers else None,
         norm_epsilon=fields.optional(*NORM_EPSILONS),
         rope_theta=_rope_theta(fields),
+        rope_scaling=_rope_scaling(fields),
         source=source,
     )
 
@@ -147,6 +148,28 @@ def _spec(name: str, fields: Fields, config: dict[str, object], family: Family, 
 def _rope_theta(fields: Fields) -> float | None:
     """It may stand in a section of its own."""
     return fields.section("rope_parameters").optional("rope_theta") or fields.optional("rope_theta")
+
+
+UNSCALED = frozenset({"default", "mrope"})
+"""Kinds of rotary positions that stretch nothing."""
+
+
+def _rope_scaling(fields: Fields) -> RopeScaling | None:
+    """The section on rope_scaling, whose type has two names; YaRN without a first context takes the model's (transformers)."""
+    name = next((name for name in ("rope_scaling", "rope_parameters") if isinstance(fields.values.get(name), dict)), None)
+    if name is None:
+        return None
+    section = fields.section(name)
+    kind = section.values.get("rope_type") or section.values.get("type") or "default"
+    if str(kind) in UNSCALED:
+        return None
+    given = {key: value for key, value in section.values.items() if key in RopeScaling.model_fields and value is not None}
+    if kind == "yarn":
+        given.setdefault("original_max_position_embeddings", fields.count("max_position_embeddings"))
+    try:
+        return RopeScaling.model_validate({**given, "rope_type": kind})
+    except ValidationError as error:
+        raise InputError(sentence(error, RopeScaling, f"{fields.file}: {fields.path}{name}")) from error
 
 
 def _tied(fields: Fields, config: dict[str, object]) -> bool:

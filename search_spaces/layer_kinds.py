@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 LARGEST = 10**9
 """No width, head count or vocabulary of a real model comes near it; a larger one is a typing error."""
@@ -197,6 +197,38 @@ class Mtp(Frozen):
     layers: Count
     kind: str  # name of the layer kind it repeats
     norms: CountOrZero = 3  # two input norms and the final one
+
+
+class RopeScaling(Frozen):
+    """How rotary positions are stretched beyond the context that was trained first: fields and defaults as in transformers.
+
+    `rope_type` llama3 blends by wavelength (Llama 3.1); yarn by frequency, and scales queries and keys (arXiv 2309.00071);
+    others are kept by name. `mscale` and `mscale_all_dim` make up YaRN's scale where the config does not give it.
+    """
+
+    rope_type: str = Field(min_length=1)
+    factor: PositiveFloat | None = None
+    original_max_position_embeddings: Count | None = None
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    mscale: PositiveFloat = 1.0
+    mscale_all_dim: NonNegativeFloat = 0.0
+    attention_factor: PositiveFloat | None = None
+    truncate: bool = True  # yarn: the blended range ends at whole dimensions
+
+    @property
+    def lacking(self) -> str:
+        """Fields without which positions cannot be turned so, in words; "" where all are there."""
+        return " and ".join(name for name in ROPE_SCALING.get(self.rope_type, ()) if getattr(self, name) is None)
+
+
+ROPE_SCALING = {
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""What each kind of scaling cannot do without."""
 
 
 def _check_indexer(heads: int, head_dim: int, topk: int) -> None:

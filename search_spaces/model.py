@@ -29,6 +29,7 @@ from .layer_kinds import (
     Mlp,
     MoeMlp,
     Mtp,
+    RopeScaling,
 )
 from .layer_pattern import NAME, expand
 from .tensors import Sharding, Tensor, weight
@@ -47,6 +48,7 @@ __all__ = [
     "ModelSpec",
     "MoeMlp",
     "Mtp",
+    "RopeScaling",
     "Sharding",
     "Tensor",
 ]
@@ -71,8 +73,9 @@ class ModelSpec(Frozen):
     residual_streams: Count = 1  # hyper-connections (DeepSeek-V4): hidden states of hidden_size carried between layers per token
     mtp: Mtp | None = None
     final_norm: bool = True
-    norm_epsilon: PositiveFloat | None = None  # this and the next cost nothing: exports carry them
+    norm_epsilon: PositiveFloat | None = None  # this and the next two cost nothing: exports carry them
     rope_theta: PositiveFloat | None = None
+    rope_scaling: RopeScaling | None = None
     source: str = ""
 
     @model_validator(mode="after")

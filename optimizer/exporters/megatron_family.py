@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...search_spaces.layer_kinds import Attention
 from ..result import Plan
 from .folder import folder
 from .knobs import Settings
 from .launch import SAVE_INTERVAL, Script, Variable, launch_script, norm_epsilon, rotary_base
 from .megatron_model import MegatronRequest, vocabulary_sizes
 from .megatron_parallel import family_problems
+from .megatron_rotary import scaling_note
 from .request import request
 
 Groups = dict[str, Settings]
@@ -105,14 +105,11 @@ def _activation(asked: MegatronRequest) -> str:
 def model_notes(asked: MegatronRequest) -> list[str]:
     """What a ModelSpec does not record, and the script therefore takes for granted, and what training hangs on."""
     notes = [
-        f"the MLP's activation is taken to be {_activation(asked)} and dropout to be off; rope "
-        "scaling, initialisation and the optimizer's settings are the framework's defaults unless you set them"
+        f"the MLP's activation is taken to be {_activation(asked)} and dropout to be off; "
+        "initialisation and the optimizer's settings are the framework's defaults unless you set them"
     ]
-    if any(isinstance(kind.mixer, Attention) and kind.mixer.scaled_rotary for kind in asked.spec.kinds.values()):
-        notes.append(
-            "the plan's price has YaRN's scaling of queries and keys, and the options say plain rope: where your release takes it, "
-            "set the position embedding to yarn, with the factors of rope_scaling in the model's config.json"
-        )
+    if scaling := scaling_note(asked):
+        notes.append(scaling)
     if asked.stack.gradient_bytes != 4 and asked.precision != "fp16":
         setting = asked.speaks.set("gradients_bf16")
         notes.append(

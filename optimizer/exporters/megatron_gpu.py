@@ -17,6 +17,7 @@ from .megatron_parallel import (
     recompute_settings,
     tp_overlap_settings,
 )
+from .megatron_rotary import scaled_positions, scaling_settings
 from .splits import first_last, megatron_layout
 
 
@@ -63,11 +64,6 @@ def environment(asked: MegatronRequest) -> dict[str, str | None]:
 
 def notes(asked: MegatronRequest) -> Iterator[str]:
     """What a reader should know of what was and was not set."""
-    if asked.speaks.set("mla") in attention_settings(asked):
-        yield (
-            "latent attention turns positions by YaRN unless rope_type says otherwise, with the framework's own factors: give "
-            "rotary_scaling_factor, mscale, mscale_all_dim and the rest as rope_scaling of the model's config.json has them"
-        )
     if asked.overlaps("ep") and asked.layout.ep > 1 and (obstacle := ep_overlap_obstacle(asked)):
         name = asked.speaks.set("overlap_ep").name if asked.speaks.has("overlap_ep") else "the overlap of EP traffic"
         yield f"the prediction hides part of the EP traffic, but {name} is left off: {obstacle}"
@@ -92,7 +88,13 @@ def fsdp(asked: MegatronRequest) -> bool:
 
 def model_settings(asked: MegatronRequest) -> Settings:
     """The architecture."""
-    return [*size_settings(asked, asked.spec.num_layers), *attention_settings(asked), *_mixed_attention(asked), *_moe(asked)]
+    return [
+        *size_settings(asked, asked.spec.num_layers, scaled_positions(asked)),
+        *attention_settings(asked),
+        *scaling_settings(asked),
+        *_mixed_attention(asked),
+        *_moe(asked),
+    ]
 
 
 def parallel_settings(asked: MegatronRequest) -> Settings:

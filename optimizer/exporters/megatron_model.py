@@ -145,7 +145,7 @@ def _unknown_routing(mixtures: Sequence[MoeMlp]) -> Iterator[str]:
 # --- settings ----------------------------------------------------------------------------------------------------------------
 
 
-def size_settings(asked: MegatronRequest, layers: int) -> Settings:
+def size_settings(asked: MegatronRequest, layers: int, positions: str) -> Settings:
     """Widths, norms, positions and vocabulary; `layers` is what the framework counts, no-op layers included.
 
     Infeasible if learned positions end before the sequence does, or cannot be as many as the model has.
@@ -167,7 +167,7 @@ def size_settings(asked: MegatronRequest, layers: int) -> Settings:
     ]
     if asked.speaks.has("max_positions"):
         settings.append(put("max_positions", max(spec.max_position_embeddings, seq_len)))
-    settings += [put("positions", "learned_absolute" if spec.learned_positions else "rope"), put("norm", spec.norm)]
+    settings += [put("positions", positions), put("norm", spec.norm)]
     settings += _activation(asked)
     if not model.all_biases:
         settings.append(put("no_bias"))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...search_spaces.layout import FULL_UNIFORM, SELECTIVE
-from ...search_spaces.model import Attention, DenseMlp, LatentAttention, LayerKind, ModelSpec, MoeMlp
+from ...search_spaces.model import Attention, DenseMlp, LatentAttention, LayerKind, ModelSpec, MoeMlp, RopeScaling
 from ..result import Plan
 from .documents import nested
 from .folder import folder
@@ -160,11 +160,14 @@ def _notes(asked: Request) -> Iterator[str]:
         f"{optimizer['eps']:g} and weight_decay {optimizer['weight_decay']:g}, and {schedule['type']} with warmup_ratio "
         f"{schedule['warmup_ratio']:g}; its sections optimizer and lr_schedule change them"
     )
-    if isinstance(asked.spec.kinds[asked.spec.layer_kinds[0]].mixer, LatentAttention):
+    scaling = asked.spec.rope_scaling
+    if scaling is None:
         yield (
-            f"{FILE} has no factors of rope scaling: where the model's config.json has rope_scaling, put them into "
-            "model.model_config"
+            "rotary positions are not scaled, as the model's description has no rope_scaling: where its config.json has one, give "
+            "that in the description and export again"
         )
+    elif reason := _scaling_obstacle(asked.spec, scaling):
+        yield f"rope_scaling {scaling.rope_type} of the model is not set, and positions turn as if there were none: {reason}"
 
 
 # --- what cannot be exported -------------------------------------------------------------------------------------------------
@@ -353,7 +356,7 @@ def _model(asked: Request) -> dict[str, Any]:
         "softmax_compute_dtype": "float32",
         "rotary_dtype": "float32",
     }
-    return {**found, **_attention(mixer), **(_experts(architecture, moe, kinds) if moe else {}), **_mtp(spec)}
+    return {**found, **_attention(mixer), **_scaling(spec), **(_experts(architecture, moe, kinds) if moe else {}), **_mtp(spec)}
 
 
 def _attention(mixer: Any) -> dict[str, Any]:
@@ -373,6 +376,37 @@ def _attention(mixer: Any) -> dict[str, Any]:
         "attention_bias": mixer.qkv_bias,
         "position_embedding_type": "rope",
     }
+
+
+def _scaling(spec: ModelSpec) -> dict[str, Any]:
+    """What stretches rotary positions; latent attention is told also that nothing does, as its own factor is 40.
+
+    Keys as parallel_core/transformer_config.py takes them from a config.json.
+    """
+    scaling = spec.rope_scaling
+    if scaling is not None and _scaling_obstacle(spec, scaling) is None:
+        keys = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        return {"rope_scaling": {"type": scaling.rope_type, **{key: getattr(scaling, key) for key in keys}}}
+    return {"rotary_scaling_factor": 1.0} if _latent(spec) else {}
+
+
+def _latent(spec: ModelSpec) -> bool:
+    return isinstance(spec.kinds[spec.layer_kinds[0]].mixer, LatentAttention)
+
+
+def _scaling_obstacle(spec: ModelSpec, scaling: RopeScaling) -> str | None:
+    """Why its training graphs do not turn positions so, or None."""
+    if scaling.rope_type != "yarn" or not _latent(spec):
+        return "its training graphs have YaRN, of latent attention, and no other kind"
+    if scaling.lacking:
+        return f"the model's description has no {scaling.lacking}"
+    if scaling.attention_factor is not None:
+        return "it computes YaRN's factor of queries and keys itself, and cannot be given attention_factor"
+    if not scaling.truncate:
+        return "it ends YaRN's range at whole dimensions (truncate: true)"
+    if scaling.mscale != scaling.mscale_all_dim:
+        return f"it scales the softmax by mscale {scaling.mscale:g} instead of mscale_all_dim {scaling.mscale_all_dim:g}"
+    return None
 
 
 def _experts(architecture: str, moe: MoeMlp, kinds: list[LayerKind]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from .megatron_parallel import (
     overlap_settings,
     tp_overlap_settings,
 )
+from .megatron_rotary import scaled_positions, scaling_settings
 from .megatron_spellings import SELECTIVE_FLAGS
 from .splits import layer_list, megatron_layout, noop_layers, padded_ids
 
@@ -53,8 +54,9 @@ def _groups(asked: MegatronRequest) -> Groups:
         "MODEL_ARGS": [
             asked.speaks.set("mcore_models"),
             *_implementation(asked),
-            *size_settings(asked, layers),
+            *size_settings(asked, layers, scaled_positions(asked)),
             *attention_settings(asked),
+            *scaling_settings(asked),
             *_mixed_attention(asked),
             *_moe(asked, ids, layers),
         ],
@@ -287,12 +289,6 @@ def _kernels(asked: MegatronRequest) -> Settings:
 def _notes(asked: MegatronRequest) -> Iterator[str]:
     moe = asked.architecture.moe
     yield "load the CANN environment (set_env.sh) first"
-    if isinstance(asked.architecture.attention, LatentAttention):
-        yield (
-            "no factors of rope scaling are set: where the model's config.json has rope_scaling, give --rope-scaling-type yarn, "
-            "--rope-scaling-factor, --rope-scaling-mscale, --rope-scaling-mscale-all-dim, --beta-fast, --beta-slow and "
-            "--rope-scaling-original-max-position-embeddings"
-        )
     if asked.overlaps("dp_gradients") and asked.layout.schedule == "dualpipev":
         yield "the prediction hides gradient reduction, which DualPipeV does not allow"
     if asked.overlaps("tp") and moe:

@@ -18,6 +18,7 @@ MEGATRON_LM = {
     "world-size": "devices",
     "use-rotary-position-embeddings": "rotary",
     "rotary-interleaved": "interleaved_rotary",
+    "rope-type": "rope_type",
     "n-shared-experts": "shared_experts",
     "cross-entropy-fusion-impl": "loss_kernel",
     "fp8-param-gather": "fp8_parameters",

@@ -8,9 +8,11 @@ from math import prod
 from ...search_spaces.libraries import megatron_core
 from ...search_spaces.rulebook.terms import ARGUMENTS
 from ...search_spaces.rulebook.terms import CONFIG as TRANSFORMER
+from ..exporters.megatron_rotary import LLAMA3_FACTOR
 from .job import Finding
 from .megatron_combinations import given_options
 from .megatron_model import pattern_length, positions
+from .megatron_rotary import figure
 from .options import Knobs
 
 SPECS = "Megatron-LM megatron/core/models/gpt/gpt_layer_specs.py"
@@ -43,6 +45,7 @@ def contradictions(knobs: Knobs, degrees: Mapping[str, int], experts: int, frame
         yield from _torch_fsdp(knobs, degrees)
         yield from _chunks_in_step(knobs, degrees)
         yield from _predicted(knobs)
+        _stretched(knobs)
 
 
 def undefaulted(knobs: Knobs, framework: str) -> Iterator[Finding]:
@@ -226,6 +229,13 @@ def _chunks_in_step(knobs: Knobs, degrees: Mapping[str, int]) -> Iterator[Findin
     if knobs.has("no_pp_overlap") and degrees["vpp"] > 1 and degrees["pp"] == 2:
         sentence = f"{knobs.names['no_pp_overlap']} with vpp = {degrees['vpp']} needs pp > 2, it is 2; leave the option out."
         yield Finding("C064", sentence, "the same two ranks would send several times at once", ARGUMENTS)
+
+
+def _stretched(knobs: Knobs) -> None:
+    """A factor of rotary positions that GPTModel is not built with (Megatron-LM gpt_builders.py)."""
+    if (factor := figure(knobs, "rope_factor")) not in (None, LLAMA3_FACTOR):
+        said = f"{knobs.names['rope_factor']} {factor:g} does nothing: Megatron-LM builds its model with {LLAMA3_FACTOR:g}"
+        knobs.told.append(Finding("option", f"{said}."))
 
 
 def _predicted(knobs: Knobs) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from ...search_spaces.errors import InputError
 from ...search_spaces.layer_pattern import compact
 from ...search_spaces.libraries import megatron_core, mindspeed_llm
 from ...search_spaces.model import ModelSpec
+from .megatron_rotary import rope_scaling, scales_queries
 from .options import Knobs
 
 MOST_LAYERS = 20_000
@@ -233,6 +234,7 @@ def _model(knobs: Knobs, given: Given, sizes: dict[str, int], vocab: int) -> Mod
         "learned_positions": positions(knobs) == "learned_absolute",
         "norm": "rms" if (knobs.text("norm") or "").lower().startswith("rms") else "layer",
         "mtp": mtp,
+        "rope_scaling": rope_scaling(knobs),
         "source": "options of the job",
     }
     return ModelSpec.model_validate(data)
@@ -325,7 +327,7 @@ def _mixer(knobs: Knobs, given: Given, window: bool) -> dict[str, Any]:
         "output_gate": knobs.has("output_gate"),
         "sinks": knobs.text("attention_sinks") == "learnable",
         "rotary_fraction": _rotary_fraction(knobs),
-        "scaled_rotary": knobs.text("positions") == "yarn",
+        "scaled_rotary": scales_queries(rope_scaling(knobs)),
     }
     size = _window(knobs)
     return {**mixer, "window": size} if window and size else mixer

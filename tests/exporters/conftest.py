@@ -11,7 +11,7 @@ import pytest
 from paraplan.optimizer.result import Plan
 from paraplan.search_spaces.inputs import load_cluster, load_stack
 from paraplan.search_spaces.layout import Layout, Problem, Split
-from paraplan.search_spaces.model import Attention, DenseMlp, LatentAttention, LayerKind, ModelSpec, MoeMlp, Mtp
+from paraplan.search_spaces.model import Attention, DenseMlp, LatentAttention, LayerKind, ModelSpec, MoeMlp, Mtp, RopeScaling
 from paraplan.search_spaces.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are collected without packages; the builder lies beside them
@@ -52,6 +52,7 @@ MODELS = {
         mtp=Mtp(layers=1, kind="moe"),
         norm_epsilon=1e-6,
         rope_theta=10000.0,
+        rope_scaling=RopeScaling(rope_type="yarn", factor=40, original_max_position_embeddings=4096, mscale_all_dim=1.0),
     ),
     "llama": ModelSpec(
         name="llama-3.1-70b",

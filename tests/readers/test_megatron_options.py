@@ -150,3 +150,12 @@ def test_leading_dense_layers_are_fewer_than_an_even_stage_holds() -> None:
     assert broken.rule == "C073" and "--num-layers 12 in place of a list" in broken.sentence
     padded = f"{line.replace('--num-layers 8', '--num-layers 12')} --noop-layers 5,8,10,11"
     assert check(read(padded), devices=4, best=False).legal
+
+
+def test_a_factor_that_the_model_is_not_built_with_is_told() -> None:
+    """Megatron-LM passes --use-rope-scaling on to its model, and not the factor beside it."""
+    for factor, idle in (("8", False), ("8.0", False), ("80", True), ("32.0", True)):
+        line = f"{DENSE} {ROPE} --use-rope-scaling --rope-scaling-factor {factor}"
+        scaling = model(line, "megatron-lm").rope_scaling
+        assert scaling is not None and scaling.factor == 8
+        assert any("does nothing" in told.sentence for told in read(line, "megatron-lm").advice) == idle
