@@ -74,6 +74,9 @@ def test_words_of_a_job_that_nobody_knows_are_broken_rules() -> None:
         assert any((word.partition(":")[2] or word) in each and offered in each for each in said), word
     assert any("cp_type" in each and each.endswith("judged as if not given") for each in found.assumptions)
     assert drawn(found, 100).count("a layout knows no other word") == 1
+    degrees = "{data_parallel: 1, model_parallel: 8, pipeline_stage: 1, context_parallel: 2, context_parallel_algo: ulises_cp}"
+    (one,) = check(read_text(f"parallel_config: {degrees}", "job.yaml", form="mindformers"), best=False).broken
+    assert one.rule == "P015" and "ulises_cp is not one of colossalai_cp, ulysses_cp, hybrid_cp" in one.sentence
 
 
 def test_what_is_broken_is_not_told_again_as_not_judged() -> None:
