@@ -327,7 +327,7 @@ def _mixer(knobs: Knobs, given: Given, window: bool) -> dict[str, Any]:
         "output_gate": knobs.has("output_gate"),
         "sinks": knobs.text("attention_sinks") == "learnable",
         "rotary_fraction": _rotary_fraction(knobs),
-        "scaled_rotary": scales_queries(rope_scaling(knobs)),
+        "scaled_rotary": scales_queries(knobs),
     }
     size = _window(knobs)
     return {**mixer, "window": size} if window and size else mixer

@@ -60,11 +60,12 @@ def rope_scaling(knobs: Knobs) -> dict[str, Any] | None:
     return {"rope_type": "yarn", **YARN, **found, **rounded}
 
 
-def scales_queries(scaling: dict[str, Any] | None) -> bool:
-    """Whether YaRN's two factors of queries and keys do not cancel (arXiv 2309.00071, 3.4)."""
-    return (
-        scaling is not None and scaling["rope_type"] == "yarn" and scaling.get("mscale", 1.0) != scaling.get("mscale_all_dim", 0.0)
-    )
+def scales_queries(knobs: Knobs) -> bool:
+    """Whether YaRN scales queries and keys: as long as its two factors do not cancel (arXiv 2309.00071, 3.4), or none is given."""
+    scaling = rope_scaling(knobs)
+    if scaling is None:
+        return knobs.text("positions") == "yarn" and not any(map(knobs.has, ("yarn_factor", "plain_yarn_factor")))
+    return scaling["rope_type"] == "yarn" and bool(scaling.get("mscale", 1.0) != scaling.get("mscale_all_dim", 0.0))
 
 
 def _figures(knobs: Knobs, table: dict[str, str]) -> dict[str, Any]:

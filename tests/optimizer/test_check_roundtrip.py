@@ -66,12 +66,13 @@ def planned(
     counts: tuple[int, ...],
     version: str | None = None,
 ) -> Plan:
-    """A plan of a layout that is given, with its price, of the model as it is exported: YaRN's factors are the user's to set."""
+    """A plan of a layout that is given, with its price, of the model as it is exported: Bridge alone is told gpt-oss's YaRN."""
     given = parse_layout(text)
     fix = f"etp={given['etp']}" if "etp" in given else ""
     problem = build_problem(model, cluster, devices, batch, 4096, framework=framework, framework_version=version, fix=fix)
-    kinds = {name: kind.model_copy(update={"mixer": _plain(kind.mixer)}) for name, kind in problem.model.kinds.items()}
-    problem = problem.model_copy(update={"model": problem.model.model_copy(update={"kinds": kinds})})
+    if framework != "megatron-bridge":
+        kinds = {name: kind.model_copy(update={"mixer": _plain(kind.mixer)}) for name, kind in problem.model.kinds.items()}
+        problem = problem.model_copy(update={"model": problem.model.model_copy(update={"kinds": kinds})})
     layout = complete(problem, given)
     chunks = counts or (problem.model.num_layers // layout.pp,) * layout.pp
     cuts = [0]
