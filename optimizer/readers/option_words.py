@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...search_spaces.documents import did_you_mean
 from .arguments import Option
@@ -67,6 +68,29 @@ SHARED = (
 )
 """Of these the names of Megatron-Core's fields, which Megatron-Bridge sets."""
 FLOATS = ("float32", "bfloat16")
+SWITCHES = frozenset(
+    (
+        *("accumulate-allreduce-grads-in-fp32", "add-qkv-bias", "attention-output-gate", "bf16", "cross-entropy-loss-fusion"),
+        *("disable-bias-linear", "fp16", "grad-reduce-in-bf16", "group-query-attention", "moe-enable-deepep", "moe-grouped-gemm"),
+        *("moe-permute-fusion", "moe-router-enable-expert-bias", "moe-router-pre-softmax", "moe-shared-expert-gate"),
+        *("multi-latent-attention", "no-bias-dropout-fusion", "no-bias-gelu-fusion", "no-bias-swiglu-fusion", "qk-layernorm"),
+        *("no-gradient-accumulation-fusion", "no-masked-softmax-fusion", "no-overlap-p2p-communication", "no-rope-fusion"),
+        *("optimizer-cpu-offload", "overlap-cpu-optimizer-d2h-h2d", "overlap-grad-reduce", "overlap-moe-expert-parallel-comm"),
+        *("overlap-param-gather", "quick-geglu", "sequence-parallel", "swiglu", "tp-comm-overlap", "use-distributed-optimizer"),
+        *("untie-embeddings-and-output-weights", "use-mcore-models", "use-megatron-fsdp", "use-precision-aware-optimizer"),
+        *("use-rope-scaling", "use-tp-pp-dp-mapping"),
+    )
+)
+FIGURES = frozenset(
+    (
+        *("cpu-offloading-num-layers", "ddp-bucket-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+        *("hierarchical-context-parallel-sizes", "microbatch-group-size-per-virtual-pipeline-stage", "recompute-num-layers"),
+        *("num-distributed-optimizer-instances", "optimizer-offload-fraction", "rotary-scaling-factor", "rope-scaling-factor"),
+        *("mscale", "mscale-all-dim", "rotary-percent", "moe-router-topk-scaling-factor"),
+    )
+)
+LISTS = frozenset({"cp-comm-type", "recompute-modules", "exp-avg-dtype", "exp-avg-sq-dtype"})
+"""Of Megatron-LM's options those that take no value, those that take numbers, and more that need one."""
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "megatron-lm": MEGATRON_LM,
     "mindspeed-llm": EVERYWHERE,
@@ -98,6 +122,24 @@ def misspelt(found: Iterable[Option], framework: str) -> Iterator[Finding]:
     for option in found:
         words = WORDS.get(framework, {}).get(option.name.replace("_", "-"), ())
         yield from _wrong(f"--{option.name} ", option.values, words, PARSED)
+        if framework == "megatron-lm":
+            yield from _miscounted(option.name, option.values, bool(words))
+
+
+def _miscounted(name: str, values: Sequence[str], takes: bool) -> Iterator[Finding]:
+    """A switch that is given a value, and an option without its own, or with words where it takes numbers."""
+    told, wrong = [value for value in values if not unresolved(value)], ""
+    if name in SWITCHES and told:
+        wrong = f"--{name} takes no value, and {shown(told[0])} stands behind it: leave {shown(told[0])} out."
+    elif not values and (takes or name in FIGURES | LISTS):
+        wrong = f"--{name} has no value: give one, or leave the option out."
+    elif name in FIGURES and (word := next((value for value in told if not NUMBER.fullmatch(value)), None)) is not None:
+        wrong = f"--{name} {shown(word)} is not a number."
+    if wrong:
+        yield Finding("P015", wrong, *PARSED)
+
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def misspelt_fields(fields: Iterable[tuple[str, object]], framework: str) -> Iterator[Finding]:

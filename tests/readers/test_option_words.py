@@ -57,3 +57,10 @@ def test_a_fork_may_know_more_words() -> None:
     job = read_text(JOB.format("--zz-own-option 1 --normalization rmsnorm"), "job.sh")
     assert job.unknown and not [each for each in job.findings if each.rule == "P015"]
     assert "--normalization rmsnorm is not one of LayerNorm, RMSNorm" in " ".join(each.sentence for each in job.advice)
+
+
+def test_switches_take_no_value_and_other_options_need_one() -> None:
+    assert broken("--bf16 2") == ["--bf16 takes no value, and 2 stands behind it: leave 2 out."]
+    assert broken("--ckpt-format") == ["--ckpt-format has no value: give one, or leave the option out."]
+    assert broken("--rotary-scaling-factor large") == ["--rotary-scaling-factor large is not a number."]
+    assert not broken("--bf16 $MORE") and not broken("--rotary-scaling-factor 40.0") and not broken("--mscale 1e0")
