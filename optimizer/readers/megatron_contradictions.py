@@ -179,6 +179,9 @@ def _exchanges(knobs: Knobs) -> Iterator[Finding]:
     """Dispatchers that have no part which other options ask for."""
     dispatcher = knobs.text("dispatcher") or "allgather"
     shared = "--moe-shared-expert-overlap"
+    if knobs.whole("shared_width", 0) == 0:
+        sentence = f"{knobs.names['shared_width']} 0 is no width: leave the option out where no expert is shared."
+        yield Finding("C022", sentence, "a shared expert is as wide as is said", TRANSFORMER)
     if knobs.has("experts") and shared in given_options(knobs) and dispatcher not in PAIRED_DISPATCHERS:
         sentence = f"{shared} needs --moe-token-dispatcher-type alltoall or flex, not {dispatcher}."
         yield Finding("C083", sentence, "shared experts run beside the exchange of tokens", TRANSFORMER)

@@ -44,6 +44,7 @@ def rules(line: str, framework: str = "megatron-lm") -> list[str]:
         ("C101", f"{DENSE} {ACT.replace('moe_act', 'core_atn')}", f"{DENSE} {ACT.replace('moe_act', 'core_attn')}"),
         ("C083", f"{MOE} {BIASED}", f"{MOE} {BIASED} --moe-router-score-function sigmoid"),
         ("C101", f"{SHARED} --moe-shared-expert-overlap", SHARED),
+        ("C022", f"{MOE} --moe-shared-expert-intermediate-size 0", MOE),
         ("C100e", f"{STAGES} {FULL.replace('layers 1', 'layers 3')}", f"{STAGES} {FULL.replace('layers 1', 'layers 2')}"),
         ("C043", f"{DENSE} --max-position-embeddings 2048", f"{DENSE} --max-position-embeddings 4096"),
         ("C024", f"{DENSE.replace('-heads 8', '-heads 6')}", f"{DENSE.replace('-heads 8', '-heads 6')} --kv-channels 128"),
