@@ -108,16 +108,21 @@ def errors(pairs: Sequence[tuple[float | None, float | None]]) -> Errors | None:
     return Errors(len(known), float(np.median(size)), float(np.percentile(size, 90)), float(np.median(np.log(ratio))))
 
 
-def median_interval(outcomes: Sequence[Outcome], draws: int = DRAWS) -> tuple[float, float] | None:
-    """Where the median |error| of step times would lie with other rows like these, nine times in ten; None below two groups.
+def median_interval(outcomes: Sequence[Outcome], draws: int = DRAWS, peaks: bool = False) -> tuple[float, float] | None:
+    """Where the median |error| of step times, or of `peaks`, would lie with other rows like these, nine times in ten; None below
+    two groups.
 
     A bootstrap of whole groups, since rows of one are off alike (Davison and Hinkley 1997, section 3.8), by its percentiles.
     """
-    timed = [o for o in outcomes if o.measured_step_time_s and o.predicted_step_time_s]
-    groups, which = np.unique([o.run.text("group") or o.run.id for o in timed], return_inverse=True)
+    pairs = [
+        (o, o.predicted_peak_gib if peaks else o.predicted_step_time_s, o.measured_peak_gib if peaks else o.measured_step_time_s)
+        for o in outcomes
+    ]
+    known = [(o, predicted / measured) for o, predicted, measured in pairs if predicted and measured]
+    groups, which = np.unique([o.run.text("group") or o.run.id for o, _ in known], return_inverse=True)
     if len(groups) < 2:
         return None
-    size = np.abs([o.predicted_step_time_s / o.measured_step_time_s - 1.0 for o in timed])  # type: ignore[operator]
+    size = np.abs(np.array([ratio for _, ratio in known]) - 1.0)
     order = np.argsort(size)
     taken = np.random.default_rng(0).multinomial(len(groups), np.full(len(groups), 1.0 / len(groups)), size=draws)
     below = np.cumsum(taken[:, which[order]], axis=1)

@@ -153,8 +153,15 @@ WITHOUT = r"(?:\b(?:no|non|not|without|w/o|disabled?|instead of|lacks)\b[- ]*(?:
 SWITCHED_OFF = (
     r"[ :=(_-]*(?:is |was )?(?:(?:turned |switched )?off|no|none|false|disabled?|not (?:used|enabled|available)|unavailable|0)\b"
 )
-FLASH_OFF = rf"[^|]*(?:{WITHOUT}{FLASH}|{FLASH}{SWITCHED_OFF})[^|]*\|.*"
+PLAIN = (
+    r"(?:\b(?:unfused|non-?fused|eager|naive|vanilla|math)[-_ ](?:sdpa|att(?:ention|n))"
+    r"|\battention[-_ ]backend[ =:]*(?:unfused|local)\b)"
+)
+"""Attention product by product, as people put it."""
+FLASH_OFF = rf"[^|]*(?:{WITHOUT}{FLASH}|{FLASH}{SWITCHED_OFF}|{PLAIN})[^|]*\|.*"
 FLASH_ON = rf"[^|]*{FLASH}[^|]*\|.*"
+MCORE = r"(?:megatron-(?:core|lm)|mcore)[ (@]*(?:core[-_ ]?)?[rv]?0\."
+"""A release of Megatron-Core up to its second number: Megatron-Core r0.8, Megatron-LM core_r0.12, mcore v0.14."""
 SHARDED = r"(zero-?[23](?!\d)|hsdp|fsdp|full|hybrid_?shard|shard_?grad_?op|ddp|no_?shard)"
 DIES = r"(ascend-?)?910(c|-93)(-.*)?|cloudmatrix-?384.*|atlas-[89]00t?-a3.*"
 FSDP_BUILT = r".*(torchtune|lit-?gpt|lightning|olmo|veomni|fairscale|axolotl|accelerate|hugging|transformers|pytorch).*"
@@ -223,7 +230,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("stack", r".*nemo 24.*", "nemo-24"),
     Word("stack", r".*nemo(?!tron).*|.*mlperf.*", "nemo-25"),
     Word("stack", r".*(megatron-lm (ptd-p )?202[012]|deepspeed zero-3).*", "megatron-lm-2022"),
-    Word("stack", r".*(megatron-core r0\.[1-9]\b|megatron-core r0\.1[0-2]|megatron-lm @|megascale).*", "megatron-lm-0.12"),
+    Word("stack", rf".*({MCORE}([1-9]|1[0-2])\b|megatron-lm @|megascale).*", "megatron-lm-0.12"),
     Word("stack", r".*deepspeed.*", "deepspeed"),
     Word("stack", r".*fsdp.*", "~torchtitan", "PyTorch FSDP"),
     Word("stack", r".*(megatron|mcore).*", "megatron-lm"),
@@ -247,7 +254,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("kernels", rf"{MODELLINK}\(2024-.*|.*\bmc2\b.*", MC2, "scripts of 2024-04-26 to v1.0.0 set --use-mc2"),
     Word("kernels", r".*", ""),
     Word("attention", rf"{MODELLINK}\(2024-0[1-3]-.*\| (bloom-|baichuan2?-13b).*", "unfused", "ALiBi in scripts before April 2024"),
-    Word("attention", FLASH_OFF, "unfused", "FlashAttention named as what it ran without"),
+    Word("attention", FLASH_OFF, "unfused", "named as such, or FlashAttention as what it ran without"),
     Word("attention", FLASH_ON, "flash"),
     Word("attention", r".*", "", "the stack's own"),
     # Precision → GEMM precision / curve of the profile.
@@ -400,7 +407,7 @@ VOCABULARY: tuple[Word, ...] = (
     Word("flops", r".*halved.*", "halved"),
     Word("flops", r".*(mindspeed|mindformers|nemo-docs|sc21|korthikanti|megascale|llm-foundry|nanotron|aleph|kempner).*", "whole"),
     Word("flops", r".*(megatron-bridge|bridge-studies|mcore-moe).*", "halved", "since core_r0.12"),
-    Word("flops", r".*(megatron-lm (ptd-p )?202[0-3]|megatron-core [rv]?0\.(\d|1[01])\b|nemo 24).*", "whole", "before core_r0.12"),
+    Word("flops", rf".*(megatron-lm (ptd-p )?202[0-3]|{MCORE}(\d|1[01])\b|nemo 24).*", "whole", "before core_r0.12"),
     Word("flops", r".*", "~halved", "model FLOPs without recompute"),
     # Columns of a model's shape that say yes or no.
     Word("flag", r"1|1\.0|true|yes|y", "yes"),

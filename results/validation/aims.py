@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from paraplan.cost_models.run_statistics import BLACKWELL, NVIDIA, Statistics, errors, statistics
+from paraplan.cost_models.run_statistics import BLACKWELL, NVIDIA, Statistics, errors, median_interval, statistics
 from paraplan.cost_models.transfer import Learnt
 from paraplan.cost_models.validation import Outcome, Validation
 
@@ -117,11 +117,12 @@ def rankings(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
 
 
 def peaks(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
-    """Median errors of peak memory."""
+    """Median errors of peak memory, with where nine in ten medians of other rows like these would lie."""
     for each in PEAKS:
-        peak = _statistics(each, outcomes).memory.peak
+        peak, within = _statistics(each, outcomes).memory.peak, median_interval(each.of(outcomes), peaks=True)
         if peak is not None:
-            yield _line(f"peak memory, {each.name}: median", str(peak.rows), peak.median, each.median)
+            what, rows, value, most, met = _line(f"peak memory, {each.name}: median", str(peak.rows), peak.median, each.median)
+            yield what, rows, f"{value} ({_percent(within[0])} to {_percent(within[1])})" if within else value, most, met
 
 
 def out_of_memory(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
@@ -148,13 +149,12 @@ def tables(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
 def new_stacks(curve: Sequence[Learnt]) -> Iterator[tuple[str, ...]]:
     """Dense families that no figure has seen: as they stand, and after three runs."""
     for place, what, aim in ((0, "before any run", 0.25), (2, "after three runs", 0.08)):
-        known = {
-            f"{one.family} on {one.accelerator}": one.errors[place] for one in curve if not one.moe and len(one.errors) > place
-        }
-        over = sum(value > aim for value in known.values())
+        dense = [one for one in curve if not one.moe]
+        known = [one.errors[place] for one in dense if len(one.errors) > place]
+        over = sum(value > aim for value in known)
         if known:
-            said = f"{_percent(max(known.values()))}, {over} of {len(known)} over"
-            yield (f"a new dense stack, {what}: worst", f"{len(known)} stacks", said, f"≤ {_percent(aim)}", _met(not over))
+            said, rows = f"{_percent(max(known))}, {over} of {len(known)} over", f"{len(known)} of {len(dense)} stacks"
+            yield (f"a new dense stack, {what}: worst", rows, said, f"≤ {_percent(aim)}", _met(not over))
 
 
 def _statistics(each: Slice, outcomes: Sequence[Outcome]) -> Statistics:

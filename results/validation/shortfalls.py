@@ -166,7 +166,7 @@ def nanotron_ranking(rows: Rows) -> str:
     """Pipelines inside one server, of which no row can be fitted."""
     test = rows.of("nanotron", "test")
     groups = [part for part in test.parts(*RANKED_WITHIN).values() if len(part) >= SMALLEST_GROUP]
-    server = test.where(lambda _, job: job.problem.devices <= 8)
+    server = Rows([each for part in groups for each in part.all]).where(lambda _, job: job.problem.devices <= 8)
     piped = server.where(lambda _, job: job.layout.pp > 1)
     seen = rows.of("nanotron", "fit", lambda _, job: job.layout.pp > 1 and job.problem.devices <= 8)
     each = ", ".join(f"{part.spearman():.2f} on {part.all[0][1].problem.devices} devices ({len(part)} layouts)" for part in groups)

@@ -284,6 +284,8 @@ def test_modellink_runs_the_kernels_of_its_releases_scripts(
         *((f"use_flash_attn={no}", "unfused") for no in ("False", "false", "0", "off")),
         *((f"FlashAttention {no}", "unfused") for no in ("disabled", "off", "not used", "(disabled)", "turned off", "unavailable")),
         ("FA2 off", "unfused"),
+        *((f"{kind} attention", "unfused") for kind in ("unfused", "eager", "naive", "math")),
+        ("--attention-backend unfused", "unfused"),
         ("use_flash_attn=1", "flash"),
         ("Flash-attached storage", ""),
         ("ALFA2", ""),
@@ -294,6 +296,23 @@ def test_flash_attention_is_read_as_people_put_it(words: str, attention: str) ->
     for built_with, its_own in (("Megatron-LM", "flash"), ("Megatron-LM 2021", "unfused")):
         stack = job_of(run(software=f"{built_with}, {words}"), {}).problem.stack
         assert stack.attention_kernel == (attention or its_own)
+
+
+@pytest.mark.parametrize(
+    ("software", "stack", "counted"),
+    [
+        ("Megatron-Core r0.8.0", "megatron-lm-0.12", "whole"),
+        ("Megatron-LM core_r0.8", "megatron-lm-0.12", "whole"),
+        ("Megatron-LM v0.10", "megatron-lm-0.12", "whole"),
+        ("mcore 0.11", "megatron-lm-0.12", "whole"),
+        ("Megatron-LM core_r0.12", "megatron-lm-0.12", "~halved"),
+        ("Megatron-Core 0.14", "megatron-lm", "~halved"),
+    ],
+)
+def test_releases_of_megatron_core_are_read_as_people_put_them(software: str, stack: str, counted: str) -> None:
+    """Its FLOPs count attention whole before core_r0.12."""
+    assert job_of(run(software=software), {}).problem.stack.name == stack
+    assert meaning("flops", f"own | {software}") == counted
 
 
 @pytest.mark.parametrize(
