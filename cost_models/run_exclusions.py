@@ -1,6 +1,7 @@
 """Rows that are priced but not counted: structural rules, each with an id and a reason, none of which looks at an error.
 
-They name what a row is (its size, its features, what its source says of it), never how far a prediction is off.
+They name what a row is (its size, its features, what its source says of it), never how far a prediction is off; one reads what was
+measured, which no device does.
 """
 
 from __future__ import annotations

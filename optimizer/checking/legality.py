@@ -147,8 +147,8 @@ def _need(name: str, values: Mapping[str, int]) -> str:
         return "a model"
     if name in STACK_NAMES:
         return "a framework"
-    if name.startswith(("unit_", "supernode")):
-        return "a cluster"
+    if name.startswith(("unit_", "supernode")):  # what of them is in use hangs on the devices
+        return "the number of devices" if "supernode_size" in values and "devices" not in values else "a cluster"
     if name in ("devices", "dp", "edp", "devices_used"):
         return "the number of devices" if "devices" not in values else ""
     if name == "num_microbatches" and "global_batch" in values:
